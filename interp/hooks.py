@@ -1,0 +1,174 @@
+"""HookPoint and the one hook lifecycle that recording, interventions and generation share.
+
+A HookPoint stands at every site of the model and returns its input while nobody listens. Functions are attached for the
+length of a `with` block only, by handles of their own: leaving the block removes those handles and no others, also after
+an exception. A function that was asked for and never called is an error, since a hook that does nothing looks exactly
+like an effect of zero.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from interp import sites
+
+
+@dataclass
+class RunState:
+    """What every hook may know about the forward pass that is under way. One object a model, rewritten by each pass."""
+
+    phase: str = "forward"
+    """`forward` (a plain pass), `prefill` (the prompt of a generation) or `decode` (one new token)."""
+    step: int = 0
+    """Generated tokens so far."""
+    positions: Int[Tensor, "batch pos"] | None = None
+    """Absolute positions, counted from each text's first real token; the same with and without a KV cache."""
+    mask: Bool[Tensor, "batch pos"] | None = None
+    """True for real tokens."""
+    prompt_len: Int[Tensor, "batch"] | None = None
+    """Real tokens of each prompt, where the call has a prompt."""
+    forwards: int = 0
+    """Passes finished since the model was made."""
+    last_stop: int | None = None
+    """stop_at_layer of the last pass, for the message of a hook that never fired."""
+
+
+@dataclass(frozen=True)
+class HookContext:
+    """Handed to a native hook function beside the value."""
+
+    name: str
+    """Full site name."""
+    layer: int | None
+    """Layer, None outside the blocks."""
+    phase: str
+    """`forward`, `prefill` or `decode`."""
+    step: int
+    """Generated tokens so far."""
+    positions: Int[Tensor, "batch pos"]
+    """Absolute positions of this pass's tokens."""
+    mask: Bool[Tensor, "batch pos"]
+    """True for real tokens."""
+    prompt_len: Int[Tensor, "batch"] | None
+    """Real tokens of each prompt, None where the call names no prompt."""
+
+
+@dataclass(eq=False)
+class Handle:
+    """One function at one HookPoint."""
+
+    point: "HookPoint"
+    fn: Callable[..., Any]
+    style: str
+    """`native` fn(value, ctx), `lens` fn(value, hook=point), `read` fn(value, ctx) which sees the value itself and
+    must not change it."""
+    fired: int = 0
+
+    def call(self, value: Tensor) -> Tensor:
+        """The value after this function. An editing function gets a copy: editing in place must not reach other sites."""
+        self.fired += 1
+        if self.style == "read":
+            self.fn(value, self.point.context())
+            return value
+        copy = value.clone()
+        returned = self.fn(copy, hook=self.point) if self.style == "lens" else self.fn(copy, self.point.context())
+        if returned is None:
+            return copy
+        if not isinstance(returned, Tensor) or returned.shape != value.shape:
+            got = f"shape {tuple(returned.shape)}" if isinstance(returned, Tensor) else type(returned).__name__
+            raise ValueError(f"the hook on {self.point.name} returned {got}; it must return {tuple(value.shape)} or None")
+        return returned.to(value.dtype)
+
+
+class HookPoint:
+    """A named place in the forward pass. Calling it returns the value, changed by whoever is attached."""
+
+    def __init__(self, name: str, run: RunState) -> None:
+        self.name = name
+        self.run = run
+        self.handles: list[Handle] = []
+        self.ctx: dict[str, Any] = {}
+        """Free space for TransformerLens-style functions."""
+
+    def __call__(self, value: Tensor) -> Tensor:
+        if self.handles:
+            for handle in tuple(self.handles):
+                value = handle.call(value)
+        return value
+
+    def edited(self, value: Tensor) -> Tensor | None:
+        """Call the functions on a value that the fused path never makes; the new value, None if nobody changed it.
+
+        The caller keeps its fused result on None, so a function that only looks leaves the logits bit-identical.
+        """
+        new = self(value)
+        same = new is value or torch.equal(new, value) or (torch.isnan(value).any() and torch.allclose(new, value, 0, 0, True))
+        return None if same else new
+
+    def layer(self) -> int:
+        """The layer of the site, as TransformerLens-style functions ask for it."""
+        layer = sites.layer_of(self.name)
+        if layer is None:
+            raise ValueError(f"{self.name} lies outside the blocks and has no layer")
+        return layer
+
+    def context(self) -> HookContext:
+        """What a native function is told."""
+        run = self.run
+        assert run.positions is not None and run.mask is not None
+        return HookContext(
+            self.name, sites.layer_of(self.name), run.phase, run.step, run.positions, run.mask, run.prompt_len
+        )
+
+    def __repr__(self) -> str:
+        return f"HookPoint({self.name!r}, {len(self.handles)} attached)"
+
+
+@dataclass
+class Request:
+    """Functions to attach: (site name, function, style)."""
+
+    entries: list[tuple[str, Callable[..., Any], str]] = field(default_factory=list)
+
+    @classmethod
+    def native(cls, hooks: Mapping[Any, Callable[..., Any]], available: list[str]) -> "Request":
+        """From `{site: fn}`; a site may be shorthand or a pattern and then stands for several."""
+        return cls([(name, fn, "native") for site, fn in hooks.items() for name in sites.expand(site, available)])
+
+    @classmethod
+    def lens(cls, fwd_hooks: Iterable[tuple[Any, Callable[..., Any]]], available: list[str]) -> "Request":
+        """From TransformerLens-style `(name or predicate, fn)` pairs."""
+        entries: list[tuple[str, Callable[..., Any], str]] = []
+        for site, fn in fwd_hooks:
+            names = [name for name in available if site(name)] if callable(site) else sites.expand(site, available)
+            if not names:
+                raise ValueError(f"the hook predicate {site!r} selects no site of this model; model.sites() lists them")
+            entries += [(name, fn, "lens") for name in names]
+        return cls(entries)
+
+
+@contextmanager
+def attached(points: Mapping[str, HookPoint], request: Request, run: RunState) -> Iterator[list[Handle]]:
+    """Attach the functions for the length of the block, in order, after those that are there already.
+
+    Raises:
+        ValueError: on the way out, if a forward pass ran and one of the functions was never called.
+    """
+    handles = [Handle(points[name], fn, style) for name, fn, style in request.entries]
+    before = run.forwards
+    for handle in handles:
+        handle.point.handles.append(handle)
+    try:
+        yield handles
+    finally:
+        for handle in handles:
+            handle.point.handles = [other for other in handle.point.handles if other is not handle]
+    silent = sorted({handle.point.name for handle in handles if not handle.fired})
+    if silent and run.forwards > before:
+        why = f"the pass stopped at layer {run.last_stop}" if run.last_stop is not None else "the pass never came there"
+        raise ValueError(f"these hooks were asked for and never fired ({why}): {', '.join(silent)}")

@@ -1,0 +1,8 @@
+"""The hooked transformer. Read `transformer.py` first; the other files are its parts."""
+
+from interp.model.activations import ActivationCache
+from interp.model.config import ModelConfig, RopeScaling
+from interp.model.generate import Generation
+from interp.model.transformer import HookedTransformer, Logits
+
+__all__ = ["ActivationCache", "Generation", "HookedTransformer", "Logits", "ModelConfig", "RopeScaling"]

@@ -1,0 +1,221 @@
+"""Names of places in a model: one table, shorthand, and an answer for a name that does not exist.
+
+Full names and shapes are those of TransformerLens 2.x (`blocks.6.hook_resid_post`). Shorthand names the kind and the
+layers: `resid_post:6`, `resid_post:4-12` (both ends included), `resid_post:-1` (the last layer), `pattern:*`, `z:5.3`
+(head 3 of layer 5). Layer l means `resid_post:l`, the stream after block l.
+"""
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SiteKind:
+    """One row of the table: a kind of place, the same in every block."""
+
+    kind: str
+    """Shorthand, for example `resid_post`."""
+    template: str
+    """Full name with `{l}` for the layer."""
+    shape: str
+    """Axes of the value."""
+    meaning: str
+    """What the value is, and the identity that it fulfils."""
+    on_request: bool = False
+    """Left out when all sites are recorded, since it is large or a copy; computed when asked for by name."""
+    component: int | None = None
+    """The axis that an index such as `z:5.3` selects: heads or neurons."""
+
+
+BLOCK = "blocks.{l}."
+KINDS: tuple[SiteKind, ...] = (
+    SiteKind("embed", "hook_embed", "batch pos d_model", "token embedding"),
+    SiteKind("pos_embed", "hook_pos_embed", "batch pos d_model", "position embedding; embed + pos_embed = resid_pre:0"),
+    SiteKind("resid_pre", BLOCK + "hook_resid_pre", "batch pos d_model", "stream into the block; = resid_post before"),
+    SiteKind("attn_in", BLOCK + "hook_attn_in", "batch pos head d_model", "resid_pre, a copy for each head", True, 2),
+    SiteKind("q_input", BLOCK + "hook_q_input", "batch pos head d_model", "resid_pre as the queries read it", True, 2),
+    SiteKind("k_input", BLOCK + "hook_k_input", "batch pos kv_head d_model", "resid_pre as the keys read it", True, 2),
+    SiteKind("v_input", BLOCK + "hook_v_input", "batch pos kv_head d_model", "resid_pre as the values read it", True, 2),
+    SiteKind("ln1.scale", BLOCK + "ln1.hook_scale", "batch pos 1", "what the norm before attention divides by"),
+    SiteKind("ln1.normalized", BLOCK + "ln1.hook_normalized", "batch pos d_model", "x / scale, before gain and bias"),
+    SiteKind("q", BLOCK + "attn.hook_q", "batch pos head d_head", "queries before rotation", False, 2),
+    SiteKind("k", BLOCK + "attn.hook_k", "batch pos kv_head d_head", "keys before rotation", False, 2),
+    SiteKind("v", BLOCK + "attn.hook_v", "batch pos kv_head d_head", "values", False, 2),
+    SiteKind("rot_q", BLOCK + "attn.hook_rot_q", "batch pos head d_head", "queries after rotation", False, 2),
+    SiteKind("rot_k", BLOCK + "attn.hook_rot_k", "batch pos kv_head d_head", "keys after rotation", False, 2),
+    SiteKind(
+        "attn_scores", BLOCK + "attn.hook_attn_scores", "batch head query key", "scaled, masked with -inf", False, 1
+    ),
+    SiteKind(
+        "pattern", BLOCK + "attn.hook_pattern", "batch head query key", "softmax of the scores; real rows sum to 1", False, 1
+    ),
+    SiteKind("z", BLOCK + "attn.hook_z", "batch pos head d_head", "values mixed by the pattern", False, 2),
+    SiteKind(
+        "result", BLOCK + "attn.hook_result", "batch pos head d_model", "z through W_O; sum + b_O = attn_out", True, 2
+    ),
+    SiteKind("attn_out", BLOCK + "hook_attn_out", "batch pos d_model", "added to the stream; resid_pre + it = resid_mid"),
+    SiteKind("resid_mid", BLOCK + "hook_resid_mid", "batch pos d_model", "stream between attention and MLP"),
+    SiteKind("mlp_in", BLOCK + "hook_mlp_in", "batch pos d_model", "resid_mid as the MLP reads it", True),
+    SiteKind("ln2.scale", BLOCK + "ln2.hook_scale", "batch pos 1", "what the norm before the MLP divides by"),
+    SiteKind("ln2.normalized", BLOCK + "ln2.hook_normalized", "batch pos d_model", "x / scale, before gain and bias"),
+    SiteKind("pre", BLOCK + "mlp.hook_pre", "batch pos d_mlp", "before the activation (the gate, if gated)", False, 2),
+    SiteKind("pre_linear", BLOCK + "mlp.hook_pre_linear", "batch pos d_mlp", "what the gate multiplies", False, 2),
+    SiteKind("post", BLOCK + "mlp.hook_post", "batch pos d_mlp", "neurons: what W_out reads", False, 2),
+    SiteKind("mlp_out", BLOCK + "hook_mlp_out", "batch pos d_model", "added to the stream; resid_mid + it = resid_post"),
+    SiteKind("resid_post", BLOCK + "hook_resid_post", "batch pos d_model", "stream after the block; = resid_pre of the next"),
+    SiteKind("ln_final.scale", "ln_final.hook_scale", "batch pos 1", "what the final norm divides by"),
+    SiteKind("ln_final.normalized", "ln_final.hook_normalized", "batch pos d_model", "x / scale, before gain and bias"),
+)
+_BY_KIND = {row.kind: row for row in KINDS}
+_ALIASES = {"mlp.post": "post", "mlp.pre": "pre", "mlp.pre_linear": "pre_linear", "attn": "pattern", "scores": "attn_scores"}
+_BY_TEMPLATE = {row.template: row for row in KINDS}
+
+
+@dataclass(frozen=True)
+class Selector:
+    """A resolved site, and the head or neuron of it, if one was named."""
+
+    name: str
+    """Full name."""
+    component: int | None = None
+    """Index on the kind's component axis, None for all."""
+
+
+def layer_of(name: str) -> int | None:
+    """The layer of a full name, None for places outside the blocks."""
+    found = re.match(r"blocks\.(\d+)\.", name)
+    return int(found[1]) if found else None
+
+
+def kind_of(name: str) -> SiteKind:
+    """The table's row for a full name; ValueError if there is none."""
+    row = _BY_TEMPLATE.get(re.sub(r"^blocks\.\d+\.", BLOCK, name))
+    if row is None:
+        raise ValueError(f"{name!r} is no site name; see model.sites()")
+    return row
+
+
+def short_name(name: str) -> str:
+    """`blocks.6.hook_resid_post` -> `resid_post:6`; names outside the blocks have no layer."""
+    layer = layer_of(name)
+    return kind_of(name).kind if layer is None else f"{kind_of(name).kind}:{layer}"
+
+
+def full_name(site: str) -> str:
+    """`resid_post:6` -> `blocks.6.hook_resid_post`; a full name stays. One layer only, and not counted from the end."""
+    if site in _BY_TEMPLATE or re.sub(r"^blocks\.\d+\.", BLOCK, site) in _BY_TEMPLATE:
+        return site
+    kind, _, layer = site.partition(":")
+    row = _BY_KIND.get(_ALIASES.get(kind, kind))
+    if row is None or ("{l}" in row.template) != bool(layer) or (layer and not layer.isdigit()):
+        raise ValueError(f"{site!r} does not name one site; write for example 'resid_post:6' or 'embed'")
+    return row.template.format(l=layer)
+
+
+def act_name(kind: str, layer: int | None = None, part: str | None = None) -> str:
+    """The full name from its parts, as `cache["resid_post", 5]` and `cache["scale", 3, "ln1"]` write them."""
+    joined = f"{part}.{kind}" if part in ("ln1", "ln2", "ln_final") else kind
+    return full_name(joined if layer is None else f"{joined}:{layer}")
+
+
+def select(site: object, available: Sequence[str]) -> list[Selector]:
+    """Resolve one name, shorthand, pattern or tuple against the sites of a model, in the model's order.
+
+    Args:
+        site: full name, shorthand (`resid_post:4-12`, `z:5.3`), glob over full names, or a tuple (kind, layer).
+        available: every full name of the model.
+
+    Raises:
+        ValueError: nothing fits; the message holds the nearest names.
+    """
+    if isinstance(site, tuple):
+        return [Selector(_existing(act_name(*site), available))]
+    if not isinstance(site, str):
+        raise ValueError(f"a site is a string such as 'resid_post:6', got {type(site).__name__}: {site!r}")
+    if site in available:
+        return [Selector(site)]
+    if ":" not in site and any(sign in site for sign in "*?["):
+        found = [name for name in available if fnmatch.fnmatchcase(name, site)]
+        if found:
+            return [Selector(name) for name in found]
+        raise ValueError(_unknown(site, available))
+    kind, _, where = site.partition(":")
+    row = _BY_KIND.get(_ALIASES.get(kind, kind))
+    if row is None:
+        raise ValueError(_unknown(site, available))
+    if "{l}" not in row.template:
+        if where:
+            raise ValueError(f"{kind!r} lies outside the blocks and has no layer; write {kind!r}")
+        return [Selector(_existing(row.template, available))]
+    if not where:
+        raise ValueError(f"{site!r} needs a layer: '{kind}:6', '{kind}:4-12', '{kind}:-1' or '{kind}:*' for all")
+    layers, component = _layers(site, where, _n_layers(available))
+    if component is not None and row.component is None:
+        raise ValueError(f"{site!r} asks for a component, but {kind!r} ({row.shape}) has neither heads nor neurons")
+    return [Selector(_existing(row.template.format(l=layer), available), component) for layer in layers]
+
+
+def expand(sites: str | tuple | Iterable, available: Sequence[str]) -> list[str]:
+    """Resolve names, shorthand and patterns to full names in the model's order, each once.
+
+    Raises:
+        ValueError: a name that fits nothing (with the nearest ones), or one that selects a head or neuron.
+    """
+    wanted = [sites] if isinstance(sites, str) or (isinstance(sites, tuple) and _is_pair(sites)) else list(sites)
+    found: set[str] = set()
+    for site in wanted:
+        for selector in select(site, available):
+            if selector.component is not None:
+                raise ValueError(f"{site!r} selects one component; a whole site is needed here, for example {short_name(selector.name)!r}")
+            found.add(selector.name)
+    return [name for name in available if name in found]
+
+
+def _is_pair(sites: tuple) -> bool:
+    return len(sites) in (2, 3) and isinstance(sites[0], str) and isinstance(sites[1], int)
+
+
+def _n_layers(available: Sequence[str]) -> int:
+    return 1 + max((layer for name in available if (layer := layer_of(name)) is not None), default=-1)
+
+
+def _layers(site: str, where: str, n_layers: int) -> tuple[list[int], int | None]:
+    found = re.fullmatch(r"(\*|-?\d+|(\d+)-(\d+))(?:\.(\d+))?", where)
+    if not found:
+        raise ValueError(f"{site!r}: {where!r} is no layer; write a number, a range such as 4-12, -1 for the last, or *")
+    component = int(found[4]) if found[4] else None
+    if found[1] == "*":
+        return list(range(n_layers)), component
+    if found[2]:
+        low, high = int(found[2]), int(found[3])
+        if low > high:
+            raise ValueError(f"{site!r}: the range {where} is empty; write {high}-{low}")
+    else:
+        low = int(found[1]) + (n_layers if int(found[1]) < 0 else 0)
+        high = low
+    if not (0 <= low and high < n_layers):
+        raise ValueError(f"{site!r}: the model has layers 0 to {n_layers - 1}")
+    return list(range(low, high + 1)), component
+
+
+def _existing(name: str, available: Sequence[str]) -> str:
+    if name in available:
+        return name
+    layer = layer_of(name)
+    if layer is not None and layer >= _n_layers(available):
+        raise ValueError(f"{name!r}: the model has layers 0 to {_n_layers(available) - 1}")
+    raise ValueError(
+        f"this model has no {name!r} ({kind_of(name).meaning}): its architecture does not compute it; "
+        "model.sites() lists what there is"
+    )
+
+
+def _unknown(site: str, available: Sequence[str]) -> str:
+    kind, colon, where = site.partition(":")
+    near = [hit + colon + where for hit in difflib.get_close_matches(kind, [*_BY_KIND, *_ALIASES], 3, 0.5)]
+    near += difflib.get_close_matches(site, available, 3, 0.6)
+    hint = f"did you mean {', '.join(dict.fromkeys(near))}?" if near else "model.sites() lists what there is"
+    return f"unknown site {site!r}; {hint}"

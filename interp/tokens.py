@@ -1,0 +1,408 @@
+"""Text to token ids and back: one tokenizer wrapper, one batch type, and what a person sees of each token.
+
+1. `Tokenizer` wraps the `tokenizers` package (never transformers: importing it costs seconds) and keeps the rules that
+   tokenizer.json does not hold: which token begins a text, which ends it, the chat template.
+2. `Tokens` is a batch of ids with its mask. Positions, lengths and the last real token follow from the mask alone, so
+   single, left-padded and right-padded batches mean the same.
+3. `TokenView` is a token for display, cut from the bytes of the text: a character that several tokens share, a space or
+   a control sign stays readable, and the joined texts are the prompt again.
+
+Special tokens that stand in a text, such as `<|im_start|>`, become special tokens, as in transformers: chat templates
+need it. A text from an untrusted source can therefore contain them; `TokenView.kind` shows them.
+"""
+
+import functools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+from jaxtyping import Bool, Int
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from torch import Tensor
+
+from interp import artifact
+from interp.tokenview import Spelling, TokenView, token_views
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """A batch of token ids and which of them are real.
+
+    Raises:
+        ValueError: ids and mask of different shapes, a row with no real token, or pads between real tokens.
+    """
+
+    ids: Int[Tensor, "batch pos"]
+    """Token ids; pads hold the tokenizer's pad id, which nothing reads."""
+    mask: Bool[Tensor, "batch pos"]
+    """True for a real token, False for a pad."""
+    bos_added: bool = False
+    """A beginning-of-text token was put before at least one text (not one that the text itself held)."""
+    texts: list[str] | None = None
+    """The texts, where the batch was made from texts."""
+
+    def __post_init__(self) -> None:
+        if self.ids.shape != self.mask.shape:
+            raise ValueError(f"ids {tuple(self.ids.shape)} and mask {tuple(self.mask.shape)} must have one shape")
+        if not bool(self.mask.any(dim=1).all()):
+            raise ValueError("every row needs at least one real token: drop empty texts, or add a BOS")
+        if bool((self.last - self.first + 1 != self.lengths).any()):
+            raise ValueError("the real tokens of a row must be contiguous: pads stand before or after them")
+
+    def __len__(self) -> int:
+        return self.ids.shape[0]
+
+    @property
+    def lengths(self) -> Int[Tensor, " batch"]:
+        """Number of real tokens in each row."""
+        return self.mask.sum(dim=1)
+
+    @property
+    def first(self) -> Int[Tensor, " batch"]:
+        """Index of the first real token in each row (not 0 under left padding)."""
+        return self.mask.int().argmax(dim=1)
+
+    @property
+    def last(self) -> Int[Tensor, " batch"]:
+        """Index of the last real token in each row."""
+        return self.mask.shape[1] - 1 - self.mask.flip(1).int().argmax(dim=1)
+
+    @property
+    def positions(self) -> Int[Tensor, "batch pos"]:
+        """Position of each token in its own text, from 0; pads hold 0 before a text, its last position after it."""
+        return (self.mask.cumsum(dim=1) - 1).clamp(min=0)
+
+    def row(self, index: int) -> list[int]:
+        """The real token ids of one row."""
+        return self.ids[index][self.mask[index]].tolist()
+
+    def to(self, device: str | torch.device) -> "Tokens":
+        """The same batch on another device."""
+        return Tokens(self.ids.to(device), self.mask.to(device), self.bos_added, self.texts)
+
+
+class Tokenizer:
+    """Encodes and decodes with the `tokenizers` backend; immutable by convention.
+
+    Args:
+        backend: the tokenizer; its own padding, truncation and special-token template are not used.
+        bos_id: token that begins a text, None where there is none.
+        eos_id: token that ends a text.
+        pad_id: what fills padded places; masked everywhere, so None (eos, else 0) is safe.
+        special_ids: tokens that stand for no text.
+        add_bos: the tokenizer's own rule, used where `bos=None`.
+        chat_template: Jinja source, None for a model without one.
+        name: for messages and cards.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        bos_id: int | None = None,
+        eos_id: int | None = None,
+        pad_id: int | None = None,
+        special_ids: Sequence[int] | set[int] | frozenset[int] = (),
+        add_bos: bool = False,
+        chat_template: str | None = None,
+        name: str = "tokenizer",
+    ) -> None:
+        if add_bos and bos_id is None:
+            raise ValueError(f"{name}: add_bos=True needs a bos_id")
+        backend.no_padding()
+        backend.no_truncation()
+        self.backend = backend
+        self.bos_id = bos_id
+        self.eos_id = eos_id
+        self.pad_id = pad_id if pad_id is not None else (eos_id if eos_id is not None else 0)
+        self.special_ids = frozenset(special_ids) | {i for i in (bos_id, eos_id, pad_id) if i is not None}
+        self.add_bos = add_bos
+        self.chat_template = chat_template
+        self.name = name
+
+    # ------------------------------------------------------------------------------------------- from and to disk
+
+    @classmethod
+    def from_folder(cls, path: str | os.PathLike[str]) -> "Tokenizer":
+        """Read tokenizer.json, with tokenizer_config.json and chat_template.jinja where they are there."""
+        return cls.from_file(Path(path) / "tokenizer.json")
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> "Tokenizer":
+        """Read one tokenizer.json and the files that belong to it in the same folder.
+
+        Raises:
+            ValueError: no such file, damaged, a special token that the vocabulary lacks, or a rule other than
+                "a BOS before the text, or nothing".
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise ValueError(
+                f"there is no {path.name} in {path.parent}: make one with transformers, "
+                "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the backend raises a bare Exception
+            raise ValueError(f"{path} is not a usable tokenizer.json ({error})") from None
+        config_file, template_file = path.parent / "tokenizer_config.json", path.parent / "chat_template.jinja"
+        config = artifact.read_json(config_file) if config_file.is_file() else {}
+        template = template_file.read_text("utf-8") if template_file.is_file() else config.get("chat_template")
+        return cls(
+            backend, **_rules(backend, config, str(path)), chat_template=_default(template), name=path.parent.name
+        )
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write tokenizer.json and tokenizer_config.json, which `from_folder` and transformers read."""
+        names = {"bos_token": self.bos_id, "eos_token": self.eos_id, "pad_token": self.pad_id}
+        config: dict[str, Any] = {key: self.backend.id_to_token(i) for key, i in names.items() if i is not None}
+        config |= {"add_bos_token": self.add_bos, "tokenizer_class": "PreTrainedTokenizerFast"}
+        config |= {"clean_up_tokenization_spaces": False}
+        config |= {"chat_template": self.chat_template} if self.chat_template is not None else {}
+        artifact.atomic_write(Path(folder) / "tokenizer.json", self.backend.to_str())
+        artifact.write_json(Path(folder) / "tokenizer_config.json", config)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; a model's embedding may have more rows."""
+        return self.backend.get_vocab_size()
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """Hash of everything that decides the ids of a text: equal hashes encode alike."""
+        return artifact.hash_json([self._spec, self.bos_id, self.eos_id, self.add_bos, sorted(self.special_ids)])
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.name!r}, vocab_size={self.vocab_size}, add_bos={self.add_bos})"
+
+    # -------------------------------------------------------------------------------------------- encode and decode
+
+    def tokenize(
+        self,
+        text: str | Sequence[str],
+        bos: bool | None = None,
+        pad: str = "right",
+        max_length: int | None = None,
+    ) -> Tokens:
+        """Encode one text or several into a padded batch.
+
+        Args:
+            text: a text, or several.
+            bos: put a BOS before each text; None follows the tokenizer's own rule. A text that begins with one keeps it
+                and gets no second.
+            pad: side of the pads, "right" or "left".
+            max_length: most tokens that a text may have, BOS included; None for no limit. Nothing is ever cut off.
+
+        Raises:
+            ValueError: no text, an empty text without a BOS, a text over `max_length`, or a BOS that does not exist.
+        """
+        texts = [text] if isinstance(text, str) else list(text)
+        if not texts:
+            raise ValueError("there is no text to tokenize: the list is empty")
+        if pad not in ("right", "left"):
+            raise ValueError(f"pad must be 'right' or 'left', got {pad!r}")
+        plain = self._encode_batch(texts)
+        rows = [self._with_bos(ids, bos) for ids in plain]
+        for index, ids in enumerate(rows):
+            if not ids:
+                raise ValueError(
+                    f"text {index} is empty ({texts[index]!r}) and no BOS is added: drop it, or pass bos=True"
+                )
+            if max_length is not None and len(ids) > max_length:
+                raise ValueError(
+                    f"text {index} has {len(ids)} tokens, more than the {max_length} that fit: "
+                    f"shorten it or split it into several texts (it begins {texts[index][:40]!r})"
+                )
+        width = max(map(len, rows))
+        ids = torch.full((len(rows), width), self.pad_id)
+        mask = torch.zeros((len(rows), width), dtype=torch.bool)
+        for index, row in enumerate(rows):
+            place = slice(0, len(row)) if pad == "right" else slice(width - len(row), width)
+            ids[index, place] = torch.tensor(row)
+            mask[index, place] = True
+        return Tokens(ids, mask, bos_added=any(len(a) > len(b) for a, b in zip(rows, plain)), texts=texts)
+
+    def encode(self, text: str, bos: bool | None = None) -> list[int]:
+        """Token ids of one text, `bos` as in `tokenize`; an empty text has no tokens but the BOS."""
+        return self._with_bos(self._encode_batch([text])[0], bos)
+
+    def decode(self, ids: Sequence[int] | Int[Tensor, "..."], skip_special: bool = False) -> str:
+        """Text of token ids; a character that is cut off shows as U+FFFD."""
+        return self.backend.decode(_as_list(ids), skip_special_tokens=skip_special)
+
+    def to_single_token(self, text: str) -> int:
+        """The id of a text that is exactly one token. Mind the space: " Paris" and "Paris" are two different tokens."""
+        ids = self._encode_batch([text])[0]
+        if len(ids) != 1:
+            pieces = [view.display for view in self.views(ids)]
+            raise ValueError(f"{text!r} is {len(ids)} tokens {pieces}, not one: give a text that is a single token")
+        return ids[0]
+
+    def to_str_tokens(self, x: str | Sequence[int] | Int[Tensor, "..."], bos: bool | None = None) -> list[str]:
+        """Each token decoded alone, for labels; `bos` as in `tokenize` where `x` is a text."""
+        ids = self.encode(x, bos) if isinstance(x, str) else _as_list(x)
+        return [self._bytes(i).decode("utf-8", "replace") for i in ids]
+
+    def _encode_batch(self, texts: list[str]) -> list[list[int]]:
+        for index, text in enumerate(texts):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(f"text {index} holds a lone surrogate, which is no character ({error})") from None
+        return [encoding.ids for encoding in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def _with_bos(self, ids: list[int], bos: bool | None) -> list[int]:
+        if not (self.add_bos if bos is None else bos):
+            return ids
+        if self.bos_id is None:
+            raise ValueError(f"bos=True, but the tokenizer of {self.name} has no BOS token: leave bos out")
+        return ids if ids[:1] == [self.bos_id] else [self.bos_id, *ids]
+
+    # ------------------------------------------------------------------------------------------------------- chat
+
+    def apply_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        """The text of a conversation by the model's own template, rendered in Jinja's sandbox.
+
+        Args:
+            messages: `{"role": "user" | "assistant" | "system", "content": text}`, in order.
+            add_generation_prompt: end with the opening of the assistant's turn.
+
+        The template sees no clock, so one conversation is always one text. It may begin with the BOS itself, which
+        `tokenize` does not double.
+
+        Raises:
+            ValueError: the model has no template, or the template refuses the messages.
+        """
+        if self.chat_template is None:
+            raise ValueError(f"{self.name} has no chat template: pass plain text instead")
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+
+        def refuse(message: str) -> None:
+            raise TemplateError(message)
+
+        named = {"bos_token": self.bos_id, "eos_token": self.eos_id, "pad_token": self.pad_id}
+        try:
+            return environment.from_string(self.chat_template).render(
+                messages=[dict(message) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                raise_exception=refuse,
+                **{key: "" if i is None else self.backend.id_to_token(i) for key, i in named.items()},
+            )
+        except (TemplateError, TypeError, KeyError) as error:
+            raise ValueError(f"the chat template of {self.name} does not take these messages: {error}") from None
+
+    # ---------------------------------------------------------------------------------------------------- display
+
+    def views(self, ids: Sequence[int] | Int[Tensor, "..."], *, bos_added: bool = False) -> list[TokenView]:
+        """Each token for display.
+
+        Args:
+            ids: token ids of one text, without pads.
+            bos_added: the first id is a BOS that the text does not hold: its text is empty, so that the joined texts
+                are the prompt.
+
+        A character belongs to the token in which it begins. Bytes that are no UTF-8 (a generation that stopped inside
+        a character) become U+FFFD. What the tokenizer's own normaliser changed stays changed.
+        """
+        sequence = _as_list(ids)
+        pieces = [self.backend.id_to_token(i) for i in sequence]
+        special = [i in self.special_ids or piece is None for i, piece in zip(sequence, pieces)]
+        labels = [f"⟨id {i}⟩" if piece is None else piece for i, piece in zip(sequence, pieces)]
+        return token_views(sequence, labels, self._text_bytes(sequence, bos_added), special)
+
+    @functools.cached_property
+    def _spec(self) -> dict[str, Any]:
+        return json.loads(self.backend.to_str())
+
+    @functools.cached_property
+    def _added(self) -> dict[int, str]:
+        return {i: token.content for i, token in self.backend.get_added_tokens_decoder().items()}
+
+    @functools.cached_property
+    def _spelling(self) -> Spelling:
+        return Spelling.of(self._spec, self.name)
+
+    def _bytes(self, i: int) -> bytes:
+        """The bytes that one token stands for; none for an id that the vocabulary lacks."""
+        if i in self._added:
+            return self._added[i].encode()
+        piece = self.backend.id_to_token(i)
+        return b"" if piece is None else self._spelling.to_bytes(piece)
+
+    def _text_bytes(self, ids: list[int], bos_added: bool) -> list[bytes]:
+        """Bytes of each token, without what encoding put before the text: a BOS, and SentencePiece's first space."""
+        parts = [self._bytes(i) for i in ids]
+        begin = 1 if bos_added and ids else 0
+        parts[:begin] = [b""] * begin
+        for pos in range(begin, len(parts)):
+            after_added = pos > begin and ids[pos - 1] in self._added
+            dummy = (self._spelling.first_space and pos == begin) or (self._spelling.every_space and after_added)
+            if dummy and ids[pos] not in self._added:
+                parts[pos] = parts[pos].removeprefix(b" ")
+        return parts
+
+
+def _as_list(ids: Sequence[int] | Tensor) -> list[int]:
+    if isinstance(ids, Tensor):
+        if ids.ndim == 2 and ids.shape[0] == 1:
+            ids = ids[0]
+        if ids.ndim != 1:
+            raise ValueError(f"expected the ids of one text, got a tensor of shape {tuple(ids.shape)}: take one row")
+        return [int(i) for i in ids.tolist()]
+    bad = [i for i in ids if i < 0]
+    if bad:
+        raise ValueError(f"token ids must be 0 or more, got {bad[0]}")
+    return [int(i) for i in ids]
+
+
+def _rules(backend: tokenizers.Tokenizer, config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """bos_id, eos_id, pad_id, special_ids and add_bos from tokenizer_config.json, or else from the backend itself.
+
+    As in transformers, `add_bos_token` in the configuration decides; without it the backend's template does.
+    """
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    found: dict[str, Any] = {"bos_id": None, "eos_id": None, "pad_id": None}
+    for key in found:
+        token = config.get(key.replace("_id", "_token"))
+        content = token.get("content") if isinstance(token, Mapping) else token
+        if content is None:
+            continue
+        found[key] = backend.token_to_id(content)
+        if found[key] is None:
+            raise ValueError(
+                f"{where}: the special token {content!r} of tokenizer_config.json is not in the vocabulary"
+            )
+        if content not in added:  # so that it is one token in a text, too
+            backend.add_special_tokens([content])
+    special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+    plain, full = backend.encode("a", add_special_tokens=False).ids, backend.encode("a").ids
+    if "add_bos_token" in config or "add_eos_token" in config:
+        add_bos, appends = bool(config.get("add_bos_token")), bool(config.get("add_eos_token"))
+    else:
+        add_bos = full[1:] == plain and len(full) == len(plain) + 1
+        appends = not add_bos and full != plain
+        if add_bos and found["bos_id"] is None:
+            found["bos_id"] = full[0]
+        appends |= add_bos and full[0] != found["bos_id"]
+    if appends or (add_bos and found["bos_id"] is None):
+        raise ValueError(
+            f"{where}: this tokenizer puts more than a BOS around a text. No supported family does, and leaving it out "
+            "would change every activation: set add_bos_token and add_eos_token in tokenizer_config.json"
+        )
+    return {**found, "special_ids": special, "add_bos": add_bos}
+
+
+def _default(template: Any) -> str | None:
+    """The default template where a configuration names several."""
+    if isinstance(template, list):
+        return next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+    return template
