@@ -48,6 +48,8 @@ class Tokens:
     """The texts, where the batch was made from texts."""
 
     def __post_init__(self) -> None:
+        if self.ids.numel() == 0:
+            raise ValueError("the batch is empty: there is no token")
         if self.ids.shape != self.mask.shape:
             raise ValueError(f"ids {tuple(self.ids.shape)} and mask {tuple(self.mask.shape)} must have one shape")
         if not bool(self.mask.any(dim=1).all()):

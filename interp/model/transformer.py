@@ -7,7 +7,7 @@ blocks (`hooks`, `intervene`), which put it back on the way out.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import pandas as pd
 import torch
@@ -30,6 +30,7 @@ from interp.model.position import rope_angles, rope_frequencies
 from interp.tokens import Tokenizer, Tokens
 
 
+@runtime_checkable
 class Intervention(Protocol):
     """Anything that `model.intervene` takes: it says which functions it puts where."""
 

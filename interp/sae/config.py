@@ -21,8 +21,6 @@ class SAEConfig:
     lr: float | None = None
     """Peak learning rate of Adam. None: 2e-4 / sqrt(width / 2^14), the scaling rule of the OpenAI TopK paper. That rule
     is for long runs; a run of a few hundred steps wants several times more."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Decay rates of Adam's two moments."""
     batch_size: int = 4096
     """Rows per step, where training draws its own batches; given batches are taken as they are."""
     epochs: int = 1
@@ -60,7 +58,6 @@ class SAEConfig:
         for name in ("k_aux", "dead_window"):
             _require(name, getattr(self, name), getattr(self, name) is None or getattr(self, name) >= 1, "at least 1")
         _require("lr", self.lr, self.lr is None or 0 < self.lr < math.inf, "above 0")
-        _require("betas", self.betas, len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "two in [0, 1)")
         for name in ("warmup", "decay"):
             _require(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "a share between 0 and 1")
         _require("warmup + decay", self.warmup + self.decay, self.warmup + self.decay <= 1, "at most 1")

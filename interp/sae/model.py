@@ -50,11 +50,22 @@ class SAE(nn.Module):
     """
 
     def __init__(
-        self, W_enc: Tensor, b_enc: Tensor, W_dec: Tensor, b_dec: Tensor, *, k: int, card: Mapping[str, Any] | None = None
+        self,
+        W_enc: Tensor,
+        b_enc: Tensor,
+        W_dec: Tensor,
+        b_dec: Tensor,
+        *,
+        k: int,
+        card: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         shapes = {"W_enc": W_enc, "b_enc": b_enc, "W_dec": W_dec, "b_dec": b_dec}
-        if W_enc.ndim != 2 or (W_dec.shape, b_enc.shape, b_dec.shape) != (W_enc.T.shape, W_enc.shape[1:], W_enc.shape[:1]):
+        if W_enc.ndim != 2 or (W_dec.shape, b_enc.shape, b_dec.shape) != (
+            W_enc.T.shape,
+            W_enc.shape[1:],
+            W_enc.shape[:1],
+        ):
             listing = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in shapes.items())
             raise ValueError(
                 f"{listing} do not make an SAE: wanted W_enc [d_model latent], b_enc [latent], W_dec [latent d_model], "
@@ -102,7 +113,10 @@ class SAE(nn.Module):
 
     def decode_active(self, active: ActiveLatents) -> Float[Tensor, "row d_model"]:
         """`decode` of the sparse form: the same result at k / n_latents of the cost."""
-        return functional.embedding_bag(active.index, self.W_dec, per_sample_weights=active.values, mode="sum") + self.b_dec
+        return (
+            functional.embedding_bag(active.index, self.W_dec, per_sample_weights=active.values, mode="sum")
+            + self.b_dec
+        )
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The reconstruction of x, in the SAE's own dtype. ValueError where x has another width."""
@@ -110,7 +124,9 @@ class SAE(nn.Module):
 
     def _rows(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.d_model:
-            raise ValueError(f"this SAE reads activations of width {self.d_model}, got {list(x.shape)}: is it another site?")
+            raise ValueError(
+                f"this SAE reads activations of width {self.d_model}, got {list(x.shape)}: is it another site?"
+            )
         return x.reshape(-1, self.d_model)
 
     def save(self, path: str | os.PathLike[str]) -> Path:

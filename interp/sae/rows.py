@@ -7,16 +7,19 @@ and other batches are taken as they are, every row of them; their statistics tak
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 from interp.artifact import hash_json
+from interp.dataset import grouped_split
 from interp.sae.config import SAEConfig
-from interp.store import Moments, Store
+from interp.store import Batches, Moments, Store
+from interp.store.stats import row_norms
 
 
 @dataclass(frozen=True)
@@ -53,51 +56,85 @@ class TrainingRows:
         return {"n_rows": self.n_rows, "n_steps": self.n_steps, "statistics": numbers, **self.card}
 
 
-class TensorBatches:
-    """The rows of a tensor in an order drawn anew in each epoch. The state is two numbers, so resuming is exact."""
-
-    def __init__(self, rows: Float[Tensor, "row d_model"], *, size: int, seed: int, epochs: int) -> None:
-        self.rows, self.size, self.seed, self.epochs = rows, size, seed, epochs
-        self.epoch = self.cursor = 0
-
-    def __iter__(self) -> Iterator[Tensor]:
-        while self.epoch < self.epochs:
-            order = torch.from_numpy(np.random.default_rng([self.seed, self.epoch]).permutation(len(self.rows)))
-            while self.cursor < len(self.rows):
-                chosen = order[self.cursor : self.cursor + self.size]
-                # Before the yield, for whoever asks for the state while this batch is worked on wants to go on after it.
-                self.cursor += self.size
-                yield self.rows[chosen.to(self.rows.device)].float()
-            self.epoch, self.cursor = self.epoch + 1, 0
-
-    def state(self) -> dict[str, Any]:
-        """Where it stands: JSON-ready."""
-        return {"epoch": self.epoch, "cursor": self.cursor}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
-        self.epoch, self.cursor = state["epoch"], state["cursor"]
-
-
-def training_rows(data: object, config: SAEConfig, *, site: str | None, rows: object) -> TrainingRows:
+def training_rows(data: object, config: SAEConfig, *, site: str | None, rows: Any) -> TrainingRows:
     """Make batches of whatever `train_sae` was given. ValueError where that is nothing to train on."""
     if isinstance(data, Store):
-        return _from_store(data, config, site, rows)
+        return _of_store(data, config, site, rows)
     if rows is not None:
-        raise ValueError("rows= chooses rows of a store; give it with a store, or index the tensor yourself")
-    card = {"site": site, "model": None, "left_out": None, "typical_norm": None}
+        raise ValueError(
+            "rows= chooses rows of a store: give it with a store, or choose the rows of the tensor yourself"
+        )
     if isinstance(data, Tensor):
-        if data.ndim != 2 or not data.is_floating_point() or len(data) == 0:
-            raise ValueError(f"training takes a float tensor [row d_model], got {data.dtype} {list(data.shape)}")
-        batches = TensorBatches(data, size=config.batch_size, seed=config.seed, epochs=config.epochs)
-        moments = moments_of(data.split(config.batch_size))
-        steps = config.epochs * math.ceil(len(data) / config.batch_size)
-        return _checked(batches, config.epochs * len(data), steps, moments, card)
-    if not isinstance(data, Iterable):
-        raise ValueError(f"training takes a store, batches or a tensor [row d_model], got {type(data).__name__}")
-    if isinstance(data, Iterator):
-        raise ValueError("training reads batches more than once: give a list or store.batches(...), not an iterator")
-    return _from_batches(data, card)
+        return _of_batches(tensor_batches(data, size=config.batch_size, seed=config.seed, epochs=config.epochs), site)
+    if isinstance(data, Iterator) or not isinstance(data, Iterable):
+        raise ValueError(
+            f"training takes a store, a tensor [row d_model], or batches that can be read more than once (a list, "
+            f"store.batches(...)), not {type(data).__name__}"
+        )
+    return _of_batches(data, site)
+
+
+def tensor_batches(x: Tensor, *, size: int, seed: int, epochs: int) -> Batches:
+    """Shuffled batches of a tensor's rows. ValueError where it is not float [row d_model] or has no row."""
+    if x.ndim != 2 or not x.is_floating_point() or len(x) == 0:
+        raise ValueError(
+            f"activations are a float tensor [row d_model] with at least one row, got {x.dtype} {list(x.shape)}"
+        )
+    return Batches(
+        lambda numbers: x[torch.from_numpy(numbers).to(x.device)],
+        np.arange(len(x)),
+        site="",
+        d=x.shape[1],
+        row_bytes=x.shape[1] * x.element_size(),
+        size=size,
+        seed=seed,
+        epochs=epochs,
+        drop_last=False,
+    )
+
+
+def _of_store(store: Store, config: SAEConfig, site: str | None, rows: Any) -> TrainingRows:
+    if site is None:
+        raise ValueError(f"say which site to train on, site=...; this store has {', '.join(store.sites)}")
+    batches = store.batches(
+        site, size=config.batch_size, seed=config.seed, typical=True, rows=rows, epochs=config.epochs
+    )
+    stats = store.stats(site)
+    card = {
+        "site": batches.site,
+        "model": store.model_fingerprint,
+        "typical_norm": stats.typical_norm,
+        "n_rows_of_store": stats.all.count,
+        "left_out": stats.left_out,
+    }
+    return _checked(batches, config.epochs * batches.n_rows, len(batches), stats.typical, card)
+
+
+def _of_batches(batches: Iterable[Tensor], site: str | None) -> TrainingRows:
+    card = {"site": site, "model": None, "typical_norm": None, "n_rows_of_store": None, "left_out": None}
+    if not isinstance(batches, Batches):
+        moments, n_steps = moments_of(batches), sum(1 for _ in batches)
+        return _checked(batches, moments.count, n_steps, moments, card)
+    if batches.site and site not in (None, batches.site):
+        raise ValueError(f"the batches are of {batches.site}, not of {site}")
+    try:
+        n_steps = len(batches)
+    except TypeError:
+        raise ValueError("batches without an end cannot be trained on: give store.batches(..., epochs=...)") from None
+    epoch = math.ceil(batches.n_rows / batches.size)
+    moments = moments_of(islice(batches, epoch))
+    return _checked(
+        batches, n_steps * batches.n_rows // epoch, n_steps, moments, {**card, "site": batches.site or site}
+    )
+
+
+def _checked(
+    batches: Iterable[Tensor], n_rows: int, n_steps: int, moments: Moments, card: dict[str, Any]
+) -> TrainingRows:
+    variance = moments.variance.sum().item()
+    if not variance > 0:
+        raise ValueError(f"all {moments.count} rows are equal: there is nothing to learn from them")
+    return TrainingRows(batches, n_rows, n_steps, moments.mean, variance, card)
 
 
 def moments_of(batches: Iterable[Tensor]) -> Moments:
@@ -106,7 +143,7 @@ def moments_of(batches: Iterable[Tensor]) -> Moments:
     for batch in batches:
         require_finite(batch)
         rows = batch.detach().cpu().float().numpy()
-        part = Moments.of(rows, np.sqrt(np.einsum("rd,rd->r", rows, rows, dtype=np.float64)))
+        part = Moments.of(rows, row_norms(rows))
         total = part if total is None else total.merge(part)
     if total is None or total.count == 0:
         raise ValueError("there are no rows")
@@ -121,3 +158,37 @@ def require_finite(batch: Float[Tensor, "row d_model"]) -> None:
             f"{len(bad)} of {len(batch)} rows of a batch hold NaN or infinity (the first is row {int(bad[0])}): "
             "leave them out, or record them again in float32"
         )
+
+
+def row_numbers(store: Store, rows: Any) -> Int[np.ndarray, " n"]:
+    """Numbers or a mask of store rows, or None for all, as ascending numbers."""
+    if rows is None:
+        return np.arange(store.n_rows)
+    rows = np.asarray(rows)
+    return np.flatnonzero(rows) if rows.dtype == bool else np.unique(rows)
+
+
+def split_rows(
+    store: Store, held_out: float = 0.2, seed: int = 0
+) -> tuple[Int[np.ndarray, " train"], Int[np.ndarray, " held"]]:
+    """Numbers of the store rows to train on and to hold out, such that no text stands on both sides.
+
+    Texts of one group stay together; where texts have no groups, pieces of one document do.
+
+    Args:
+        store: the store.
+        held_out: share of the rows to hold out, kept to within the size of the largest group.
+        seed: which groups they are.
+
+    Raises:
+        ValueError: a share that is not between 0 and 1, or a single group.
+    """
+    if not 0 < held_out < 1:
+        raise ValueError(f"held_out is a share between 0 and 1, got {held_out}")
+    examples = store.examples
+    if "group" in examples and examples["group"].notna().all():
+        groups = examples["group"]
+    else:
+        groups = examples["document"] if "document" in examples else examples.index.to_series()
+    train, held = grouped_split(groups.loc[store.tokens["text"]].tolist(), (1 - held_out, held_out), seed)
+    return train, held

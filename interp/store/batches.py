@@ -66,10 +66,13 @@ class Batches:
         return self._epochs * (math.floor(each) if self._drop_last else math.ceil(each))
 
     def __repr__(self) -> str:
-        return f"Batches({self.site!r}, n_rows={self.n_rows}, size={self.size}, epochs={self._epochs}, seed={self._seed})"
+        return (
+            f"Batches({self.site!r}, n_rows={self.n_rows}, size={self.size}, epochs={self._epochs}, seed={self._seed})"
+        )
 
     def __iter__(self) -> Iterator[Float[Tensor, "row d"]]:
         (epoch, done), self._resume = self._resume or (0, 0), None
+        self._at = (epoch, done)
         while self._epochs is None or epoch < self._epochs:
             for batch in self._epoch(epoch, done):
                 done += len(batch)
@@ -123,7 +126,7 @@ class Batches:
     def _windows(self, epoch: int, done: int) -> Iterator[Int[np.ndarray, " n"]]:
         """Row numbers of each window in the order in which they are handed out, but the first `done`."""
         n_blocks = math.ceil(self.n_rows / self._block)
-        order = np.random.default_rng([self._seed, epoch]).permutation(n_blocks)
+        order = np.random.default_rng([self._seed, epoch, 0]).permutation(n_blocks)
         for window, start in enumerate(range(0, n_blocks, self._blocks_in_window)):
             blocks = order[start : start + self._blocks_in_window]
             places = (blocks[:, None] * self._block + np.arange(self._block)).ravel()
@@ -131,5 +134,5 @@ class Batches:
             if done >= len(rows):
                 done -= len(rows)
                 continue
-            yield np.random.default_rng([self._seed, epoch, window]).permutation(rows)[done:]
+            yield np.random.default_rng([self._seed, epoch, 1 + window]).permutation(rows)[done:]
             done = 0

@@ -133,7 +133,9 @@ def _data_offset(file: io.FileIO, path: Path, rows: int, width: int, dtype: str)
     size = rows * width * DTYPES[dtype].itemsize
     expected = {"dtype": _SAFETENSORS_NAME[dtype], "shape": [rows, width], "data_offsets": [0, size]}
     if not isinstance(header, dict) or header.get("acts") != expected:
-        raise ValueError(f"{path} does not hold acts [{rows}, {width}] in {dtype}: store.verify() lists what is damaged")
+        raise ValueError(
+            f"{path} does not hold acts [{rows}, {width}] in {dtype}: store.verify() lists what is damaged"
+        )
     return 8 + length
 
 

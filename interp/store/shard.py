@@ -209,7 +209,9 @@ class Shard:
         counts = {"all": self.n_rows, "typical": self.card["sites"][site]["typical_rows"]}
         parts = {}
         for part, count in counts.items():
-            mean, M2, bins, n = (tensors[f"{site}/{part}/{name}"] for name in ("mean", "M2", "norm_bins", "norm_counts"))
+            mean, M2, bins, n = (
+                tensors[f"{site}/{part}/{name}"] for name in ("mean", "M2", "norm_bins", "norm_counts")
+            )
             parts[part] = Moments(count, mean, M2, NormHistogram(bins, n))
         return SiteStats(parts["all"], parts["typical"], (self.card["sites"][site]["outlier_norm"],))
 
@@ -252,7 +254,9 @@ def read_card(folder: Path) -> dict[str, Any] | None:
         return None
     card = files.read_sealed(folder / CARD)
     if card["format"] > FORMAT:
-        raise ValueError(f"{folder} has format {card['format']}, newer than the {FORMAT} that is known here: update interp")
+        raise ValueError(
+            f"{folder} has format {card['format']}, newer than the {FORMAT} that is known here: update interp"
+        )
     return card
 
 

@@ -7,8 +7,8 @@
 
 import contextlib
 import errno
+import logging
 import shutil
-import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +19,13 @@ from interp import artifact
 from interp.store import files
 from interp.store.shard import FORMAT, ShardData, leftovers, read_card, write_shard
 
+log = logging.getLogger("interp.store")
+
 STORE_CARD, SHARDS = "store.json", "shards"
 _WHAT_COUNTS = {
     "model": ("model", "fingerprint"),
     "the model's dtype": ("model", "dtype"),
+    "hooks on the model": ("model", "edited_at"),
     "tokenizer": ("tokenizer", "hash"),
     "sites": ("sites",),
     "dtype": ("dtype",),
@@ -78,8 +81,11 @@ class StoreWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            self.flush()
+        except OSError:
             if error is None:
-                self.flush()
+                raise
+            log.exception("the shard that was on its way could not be written either")
         finally:
             self._stack.close()
 
@@ -93,9 +99,7 @@ class StoreWriter:
         found = set()
         for folder in sorted((self.path / SHARDS).iterdir()):
             if folder.name.isdigit() and (card := read_card(folder)) is not None:
-                broken = [
-                    name for name, record in card["files"].items() if _size(folder / name) != record["bytes"]
-                ]
+                broken = [name for name, record in card["files"].items() if _size(folder / name) != record["bytes"]]
                 if broken:
                     raise ValueError(
                         f"{folder} is damaged ({', '.join(broken)} missing or cut off): remove that folder and record again; "
@@ -177,13 +181,11 @@ def _same_inputs(there: dict[str, Any], wanted: dict[str, Any], path: Path) -> d
 
 
 def _say(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{len(value)}: {', '.join(list(value)[:3])}{' ...' if len(value) > 3 else ''}"
+    if isinstance(value, list):
+        names = [entry["name"] if isinstance(entry, dict) else str(entry) for entry in value]
+        return f"{len(names)}: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}" if names else "none"
     return str(value)
 
 
 def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
-
-
-_ = weakref

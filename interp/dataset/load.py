@@ -1,0 +1,208 @@
+"""Bundled sets by name, and files by path: statements, contrast pairs, questions, corpora; and writing them."""
+
+import io
+import json
+import os
+import re
+import warnings
+from collections.abc import Sequence
+from csv import QUOTE_NONNUMERIC
+from pathlib import Path
+
+import pandas as pd
+
+from interp.artifact import atomic_write, read_json
+from interp.content import content
+from interp.dataset.rows import (
+    FIXED,
+    FORMATS,
+    Row,
+    column,
+    labels,
+    plain,
+    read_rows,
+    refuse,
+    rest,
+    separator,
+    strings,
+    unknown,
+)
+from interp.dataset.types import ContradictoryLabelsWarning, ContrastPair, Dataset, Example, Question
+
+_LOADERS = {"statements": "load_dataset", "corpus": "load_corpus", "pairs": "load_pairs", "questions": "load_questions"}
+
+
+def load_dataset(
+    name_or_path: str | os.PathLike[str],
+    *,
+    text: str = "text",
+    label: str | None = "label",
+    group: str | None = None,
+    require_labels: bool = False,
+) -> Dataset:
+    """Read a bundled set by its name, or a CSV, TSV, JSONL, Parquet or text file (one text a line).
+
+    Args:
+        name_or_path: a name of `datasets()`, or a file; the file's ending says its format.
+        text: the column with the texts. Left at `text` where there is none, it means `statement`.
+        label: the column with the labels: 0/1, true/false or yes/no. Left at `label`, it may be absent; None reads
+            none.
+        group: the column with the groups; None reads `group` where there is such a column.
+        require_labels: refuse a set without labels, or with one class only.
+
+    Every other column goes to `Example.meta`, but one that is called text, label, group or split.
+
+    Raises:
+        ValueError: unknown name, no such file, unknown format, damaged or empty file, missing column (the message lists
+            those present), an empty text, a missing label, labels other than two classes.
+
+    Warns:
+        ContradictoryLabelsWarning: some texts carry both labels.
+    """
+    path, card = _locate(name_or_path, ("statements", "corpus"))
+    where, rows = card["name"], read_rows(path)
+    known = list(rows[0])
+    if text == "text" and "text" not in known and "statement" in known:
+        text = "statement"
+    texts, groups = strings(rows, column(known, text, where), where), _groups(rows, group, where)
+    found: list[int] | list[None] = [None] * len(rows)
+    if label is not None and (label != "label" or label in known or require_labels):
+        found = labels(rows, column(known, label, where), where)
+    if require_labels and len(set(found)) < 2:
+        raise ValueError(f"{where}: two classes of labels are needed, but every label is {found[0]}")
+    splits = [None if row.get("split") in (None, "") else str(row["split"]) for row in rows]
+    examples = tuple(map(Example, texts, found, groups, splits, rest(rows, (text, label, group, *FIXED))))
+    _warn_contradictions(where, texts, found)
+    return Dataset(where, examples, card)
+
+
+def load_corpus(name_or_path: str | os.PathLike[str], *, text: str = "text", group: str | None = None) -> Dataset:
+    """Read texts without labels; the group is the document or source that a text comes from. Errors: `load_dataset`."""
+    return load_dataset(name_or_path, text=text, label=None, group=group)
+
+
+def load_pairs(
+    name_or_path: str | os.PathLike[str],
+    *,
+    prompt: str = "prompt",
+    positive: str = "positive",
+    negative: str = "negative",
+    group: str | None = None,
+) -> list[ContrastPair]:
+    """Read contrast pairs: a bundled set, or a file with these columns.
+
+    Raises:
+        ValueError: as `load_dataset`, or a pair whose two sides are the same.
+    """
+    path, card = _locate(name_or_path, ("pairs",))
+    where, rows = card["name"], read_rows(path)
+    names = [column(list(rows[0]), name, where) for name in (prompt, positive, negative)]
+    prompts, yes, no = (strings(rows, name, where) for name in names)
+    refuse(where, "the same text on both sides", (p == n for p, n in zip(yes, no)), "remove them")
+    meta = rest(rows, (*names, group, "group"))
+    return list(map(ContrastPair, prompts, yes, no, _groups(rows, group, where), meta))
+
+
+def load_questions(name_or_path: str | os.PathLike[str]) -> list[Question]:
+    """Read multiple-choice questions: a bundled set, or a JSONL or Parquet file.
+
+    Columns: prompt, options (a list of at least two texts), answer (index of the right one, from 0), and group where
+    there is one; every other column goes to `meta`.
+
+    Raises:
+        ValueError: as `load_dataset`, or options or an answer that are not such.
+    """
+    path, card = _locate(name_or_path, ("questions",))
+    where, rows = card["name"], read_rows(path)
+    for name in ("prompt", "options", "answer"):
+        column(list(rows[0]), name, where)
+    mend = "options are a list of two or more different texts, which JSONL and Parquet can hold"
+    refuse(where, "options that are not such", (not _is_options(row["options"]) for row in rows), mend)
+    wrong = (type(row["answer"]) is not int or not 0 <= row["answer"] < len(row["options"]) for row in rows)
+    refuse(where, "an answer that is not such", wrong, "the answer is the index of the right option, from 0")
+    prompts, groups = strings(rows, "prompt", where), _groups(rows, None, where)
+    meta = rest(rows, ("prompt", "options", "answer", "group"))
+    return [
+        Question(prompt, tuple(row["options"]), row["answer"], group, others)
+        for prompt, row, group, others in zip(prompts, rows, groups, meta)
+    ]
+
+
+def datasets() -> pd.DataFrame:
+    """The bundled sets: name, kind (statements, pairs, questions, corpus), rows, groups, source, licence."""
+    columns = ["name", "kind", "rows", "groups", "source", "licence"]
+    return pd.DataFrame([[card[name] for name in columns] for card in _cards().values()], columns=columns)
+
+
+def write_dataset(dataset: Dataset, path: str | os.PathLike[str]) -> Path:
+    """Write a data set as CSV, TSV, JSONL or Parquet, by the file's ending; atomic, UTF-8.
+
+    Labels are written as 0 and 1; columns that are empty throughout are left out. JSONL keeps every value as it is;
+    CSV and TSV know only texts and numbers, so a text that looks like a number comes back as one.
+
+    Raises:
+        ValueError: another ending (a plain text file cannot hold labels).
+    """
+    path = Path(path).expanduser()
+    frame = dataset.to_frame().dropna(axis="columns", how="all")
+    data: str | bytes
+    if path.suffix.lower() in (".csv", ".tsv"):
+        data = frame.to_csv(index=False, sep=separator(path), quoting=QUOTE_NONNUMERIC, lineterminator="\n")
+    elif path.suffix.lower() == ".jsonl":
+        rows = [{str(name): plain(value) for name, value in row.items()} for row in frame.to_dict("records")]
+        data = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+    elif path.suffix.lower() == ".parquet":
+        buffer = io.BytesIO()
+        frame.to_parquet(buffer, index=False)
+        data = buffer.getvalue()
+    else:
+        raise ValueError(f"cannot write {path.name}: the ending says the format, .csv, .tsv, .jsonl or .parquet")
+    return atomic_write(path, data)
+
+
+def _cards() -> dict[str, Row]:
+    return {path.parent.name: read_json(path) for path in sorted(content("data").glob("*/card.json"))}
+
+
+def _locate(name_or_path: str | os.PathLike[str], kinds: tuple[str, ...]) -> tuple[Path, Row]:
+    """The file and its card; `kinds` are those of bundled sets that the caller can read."""
+    if isinstance(name_or_path, str) and re.fullmatch(r"[\w-]+", name_or_path):
+        cards = _cards()
+        if name_or_path not in cards:
+            error = unknown("there is no bundled data set", name_or_path, list(cards))
+            raise ValueError(f"{error}. A file is given by its path with its ending ({', '.join(FORMATS)})")
+        card = cards[name_or_path]
+        if card["kind"] not in kinds:
+            raise ValueError(f"{name_or_path!r} holds {card['kind']}: read it with {_LOADERS[card['kind']]}")
+        return content("data") / name_or_path / card["file"], card
+    path = Path(name_or_path).expanduser()
+    if not path.is_file():
+        raise ValueError(f"{path} is a folder, not a file" if path.is_dir() else f"there is no file {path}")
+    return path, {"name": path.stem, "kind": "file", "file": path.name}
+
+
+def _groups(rows: Sequence[Row], name: str | None, where: str) -> list[str] | list[None]:
+    known = list(rows[0])
+    if name is None and "group" not in known:
+        return [None] * len(rows)
+    return strings(rows, column(known, name or "group", where), where)
+
+
+def _is_options(value: object) -> bool:
+    if not isinstance(value, list) or len(value) < 2:
+        return False
+    return all(isinstance(option, str) and option.strip() for option in value) and len(set(value)) == len(value)
+
+
+def _warn_contradictions(where: str, texts: Sequence[str], found: Sequence[int | None]) -> None:
+    seen: dict[str, set[int | None]] = {}
+    for text, label in zip(texts, found):
+        seen.setdefault(text, set()).add(label)
+    both = {text for text, values in seen.items() if len(values) > 1}
+    if both:
+        warnings.warn(
+            f"{where}: {len(both)} texts ({sum(text in both for text in texts)} rows) carry both labels, for example "
+            f"{min(both)!r}; nothing can be right on both of its rows: mend or remove them",
+            ContradictoryLabelsWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,42 @@
+"""Charts of frames and arrays, with Altair: one look for the notebook, the report and the dashboard.
+
+The rules that every chart keeps:
+
+1. It takes a DataFrame or an array and knows no result type, so anything with the right columns can be drawn.
+2. It carries no ink of its own: axes and labels take the colours of the page around them, fills are one hue from
+   transparent to full, and so a chart is right on white and on black. `to_svg`, `to_png` and `to_html` set the ink.
+3. Scales are fixed (probabilities and attention 0 to 1), axes name their unit, and colours are close to Okabe and Ito's
+   set, which colour-blind readers can tell apart (https://jfly.uni-koeln.de/color/).
+4. Tokens are shown by `token_label`, with their index where one token can stand twice. Nothing is ever read as markup.
+"""
+
+from interp.plot.curves import (
+    fvu_curve,
+    layer_curve,
+    next_token_bars,
+    reliability,
+    steering_effect,
+    token_bars,
+)
+from interp.plot.grids import STATISTICS, attention_matrix, head_grid, kept_layers, lens_grid
+from interp.plot.style import Chart, save_chart, to_html, to_png, to_svg, token_label
+
+__all__ = [
+    "STATISTICS",
+    "Chart",
+    "attention_matrix",
+    "fvu_curve",
+    "head_grid",
+    "kept_layers",
+    "layer_curve",
+    "lens_grid",
+    "next_token_bars",
+    "reliability",
+    "save_chart",
+    "steering_effect",
+    "to_html",
+    "to_png",
+    "to_svg",
+    "token_bars",
+    "token_label",
+]

@@ -1,0 +1,217 @@
+"""Bars and curves: next tokens, numbers per token, layer sweeps, calibration, sparse autoencoders, steering."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from interp.plot.style import (
+    BLUE,
+    CATEGORIES,
+    GREY,
+    MONO,
+    ORANGE,
+    clamp,
+    finish,
+    need,
+    row_labels,
+    rows,
+    rules,
+    token_label,
+    words,
+    zero_line,
+)
+
+
+def next_token_bars(frame: pd.DataFrame, *, top: int = 10) -> alt.LayerChart:
+    """The most probable next tokens. `frame`: `token` and `prob` (0 to 1), most probable first or not."""
+    need(frame, "token", "prob")
+    table = frame.nlargest(top, "prob").reset_index(drop=True)
+    table["name"] = [f"{i + 1}: {token_label(t, 18)}" for i, t in enumerate(table["token"])]
+    table["said"] = [f"{p:.3f}" for p in table["prob"]]
+    base = alt.Chart(rows(table[["name", "prob", "said"]])).encode(
+        x=alt.X("prob:Q", title="probability of the next token").scale(domain=[0, 1]),
+        y=alt.Y("name:N", sort=table["name"].tolist(), title=None, axis=alt.Axis(labelFont=MONO, labelLimit=180)),
+        tooltip=[alt.Tooltip("name:N", title="token"), alt.Tooltip("prob:Q", title="probability", format=".4f")],
+    )
+    bars = base.mark_bar(color=BLUE, cornerRadiusEnd=2)
+    return finish(alt.layer(bars, base.mark_text(align="left", dx=4).encode(text="said:N")), 420, alt.Step(22))
+
+
+def token_bars(
+    frame: pd.DataFrame, y: str = "entropy", *, unit: str = "nats", selected: int | None = None
+) -> alt.Chart:
+    """One number per token of a text, in reading order. `frame`: `pos`, `token` and the column `y`."""
+    need(frame, "pos", "token", y)
+    table = frame[["pos", y]].copy()
+    table["row"] = row_labels(frame["pos"], frame["token"])
+    order = table.sort_values("pos")["row"].tolist()
+    colour = alt.value(BLUE) if selected is None else alt.when(f"datum.pos == {selected}").then(alt.value(ORANGE))
+    chart = alt.Chart(rows(table)).mark_bar(color=BLUE, cornerRadiusEnd=2)
+    chart = chart.encode(
+        x=alt.X("row:N", sort=order, title=None, axis=alt.Axis(labelAngle=-60, labelFont=MONO, labelLimit=90)),
+        y=alt.Y(f"{y}:Q", title=f"{words(y)} ({unit})"),
+        color=colour if selected is None else colour.otherwise(alt.value(BLUE)),
+        tooltip=[alt.Tooltip("row:N", title="token"), alt.Tooltip(f"{y}:Q", title=words(y), format=".3f")],
+    )
+    return finish(chart, alt.Step(clamp(760 / len(table), 12, 34)), 150)
+
+
+def layer_curve(
+    frame: pd.DataFrame,
+    y: str,
+    *,
+    low: str | None = None,
+    high: str | None = None,
+    colour: str | None = None,
+    baselines: Mapping[str, float] | None = None,
+    selected: Mapping[str, int] | int | None = None,
+    domain: tuple[float, float] | None = (0.0, 1.0),
+    title: str | None = None,
+) -> alt.LayerChart:
+    """A quantity over layers, with intervals where there are some and dashed lines for what it must beat.
+
+    Args:
+        frame: `layer` (-1 is the embedding), `y`, and the columns that follow.
+        y: column on the vertical axis.
+        low: column with the lower end of the interval, with `high`.
+        high: column with its upper end.
+        colour: column that tells the lines apart; its values are shown as token labels.
+        baselines: name -> value of horizontal lines.
+        selected: layer to mark, or one layer for each value of `colour`.
+        domain: ends of the vertical axis; None fits them to the data.
+        title: of the vertical axis, None for the column's name.
+    """
+    need(frame, "layer", y, *[c for c in (low, high, colour) if c])
+    table = frame[[c for c in dict.fromkeys(["layer", y, low, high, colour, "n", "n_groups"]) if c in frame]].copy()
+    table["line"] = [token_label(str(v)) for v in frame[colour]] if colour else words(y)
+    marks = (
+        selected
+        if isinstance(selected, Mapping)
+        else {}
+        if selected is None
+        else dict.fromkeys(table["line"], selected)
+    )
+    table["chosen"] = [marks.get(line) == layer for line, layer in zip(table["line"], table["layer"])]
+    lines = list(dict.fromkeys(table["line"]))
+    scale = alt.Scale(zero=False) if domain is None else alt.Scale(domain=list(domain), clamp=True)
+    vertical = alt.Y(f"{y}:Q", title=title or words(y), scale=scale)
+    base = alt.Chart(rows(table)).encode(
+        x=alt.X("layer:Q", title="layer", axis=alt.Axis(tickMinStep=1, grid=False)).scale(nice=False, padding=8),
+        color=alt.Color(
+            "line:N", sort=lines, title=None, legend=alt.Legend(orient="top") if len(lines) > 1 else None
+        ).scale(domain=lines, range=CATEGORIES[: len(lines)] if len(lines) <= len(CATEGORIES) else alt.Undefined),
+    )
+    tooltip = [alt.Tooltip("line:N", title=colour or "line"), alt.Tooltip("layer:Q", format="d")]
+    tooltip += [alt.Tooltip(f"{c}:Q", title=words(c), format=".3f") for c in (y, low, high) if c]
+    tooltip += [alt.Tooltip(f"{c}:Q", title=c, format=",d") for c in ("n", "n_groups") if c in table]
+    layers: list[Any] = []
+    if low and high:
+        layers.append(base.mark_area(opacity=0.18).encode(y=alt.Y(f"{low}:Q", scale=scale), y2=f"{high}:Q"))
+    layers += rules(baselines or {}, domain or (table[y].min(), table[y].max()))
+    layers.append(base.mark_line(strokeWidth=2).encode(y=vertical))
+    points = base.mark_point(filled=True, opacity=1).encode(y=vertical, tooltip=tooltip)
+    layers.append(points.encode(size=alt.when("datum.chosen").then(alt.value(130)).otherwise(alt.value(28))))
+    return finish(alt.layer(*layers), 620, 300)
+
+
+def reliability(
+    bins: pd.DataFrame, *, state: str | None = None, null_band: tuple[float, float] | None = None
+) -> alt.VConcatChart:
+    """Reliability diagram over a histogram: on the diagonal, what is said with probability p is right p of the time.
+
+    Args:
+        bins: a row per bin: `confidence` (mean), `accuracy` (share right), `n`; `low` and `high` where there is an
+            interval.
+        state: column that tells several diagrams apart, for example before and after temperature scaling.
+        null_band: 95 % of the ECE that perfect calibration gives at this n; stands in the title.
+    """
+    need(bins, "confidence", "accuracy", "n", *([state] if state else []))
+    table = bins[bins["n"] > 0].copy()
+    table["state"] = table[state].astype(str) if state else "model"
+    states = list(dict.fromkeys(table["state"]))
+    colour = alt.Color("state:N", sort=states, title=None, legend=alt.Legend(orient="top") if state else None)
+    colour = colour.scale(domain=states, range=[ORANGE, BLUE, *CATEGORIES[2:]][: len(states)] if state else [BLUE])
+    x = alt.X("confidence:Q", title="predicted probability").scale(domain=[0, 1])
+    base = alt.Chart(rows(table)).encode(x=x, color=colour)
+    tooltip = ["state:N", *[alt.Tooltip(f"{c}:Q", format=".3f") for c in ("confidence", "accuracy")], "n:Q"]
+    diagonal = alt.Chart(pd.DataFrame({"confidence": [0.0, 1.0], "accuracy": [0.0, 1.0]}))
+    y = alt.Y("accuracy:Q", title="share that was right").scale(domain=[0, 1])
+    layers: list[Any] = [diagonal.mark_line(color=GREY, strokeDash=[4, 4], strokeWidth=1.2).encode(x=x, y=y)]
+    if {"low", "high"} <= set(table):
+        layers.append(base.mark_rule(opacity=0.6).encode(y="low:Q", y2="high:Q"))
+    layers.append(base.mark_line(strokeWidth=2).encode(y=y))
+    layers.append(base.mark_point(filled=True, size=50, opacity=1).encode(y=y, tooltip=tooltip))
+    counts = base.mark_bar(width=10, opacity=0.75).encode(
+        y=alt.Y("n:Q", title="n", axis=alt.Axis(tickCount=2)).stack(None), tooltip=tooltip
+    )
+    note = (
+        f"perfect calibration at this n gives an ECE of {null_band[0]:.3f} to {null_band[1]:.3f}" if null_band else ""
+    )
+    upper = alt.layer(*layers).properties(width=360, height=300)
+    if note:
+        upper = upper.properties(title=alt.TitleParams(note, fontSize=11, fontWeight="normal", anchor="start"))
+    return alt.vconcat(upper, counts.properties(width=360, height=60), spacing=8).properties(background="transparent")
+
+
+def fvu_curve(pca: pd.DataFrame, *, fvu: float, l0: float, name: str = "SAE") -> alt.LayerChart:
+    """Unexplained variance of a sparse autoencoder beside PCA's, at equal numbers of components for each token.
+
+    Args:
+        pca: `rank` and `fvu` (fraction of variance unexplained, 0 is perfect).
+        fvu: of the autoencoder on the same rows.
+        l0: mean number of its active latents, which is where it stands on the horizontal axis.
+        name: label of its point.
+    """
+    need(pca, "rank", "fvu")
+    table = pd.concat([pca.assign(model="PCA"), pd.DataFrame([{"rank": l0, "fvu": fvu, "model": name}])])
+    colour = alt.Color("model:N", title=None, legend=None).scale(domain=["PCA", name], range=[GREY, BLUE])
+    base = alt.Chart(rows(table[["rank", "fvu", "model"]])).encode(
+        x=alt.X("rank:Q", title="components for each token: PCA's rank, the SAE's L0").scale(type="log", base=2),
+        y=alt.Y("fvu:Q", title="fraction of variance unexplained").scale(domain=[0, 1]),
+        color=colour,
+        tooltip=["model:N", alt.Tooltip("rank:Q", format=".3~g"), alt.Tooltip("fvu:Q", format=".3f")],
+    )
+    line = base.transform_filter("datum.model == 'PCA'").mark_line(strokeWidth=2)
+    points = base.mark_point(filled=True, opacity=1, size=70)
+    text = base.mark_text(align="left", dx=9, dy=-7).encode(text="label:N")
+    last = "datum.model != 'PCA' || datum.rank == " + json.dumps(float(pca["rank"].max()))
+    text = text.transform_filter(last).transform_calculate(label="datum.model + ' ' + format(datum.fvu, '.3f')")
+    return finish(alt.layer(line, points, text), 520, 280)
+
+
+def steering_effect(effects: pd.DataFrame, *, unit: str = "nats") -> alt.LayerChart:
+    """Dose and response of a steering vector, and what random directions of the same length do.
+
+    Args:
+        effects: a row for each direction and strength: `direction` ("vector", or another name for a random one),
+            `strength` (in typical norms of the site), `effect`, and `low` and `high` where there is an interval.
+        unit: of the effect.
+    """
+    need(effects, "direction", "strength", "effect")
+    table = effects[[c for c in ("direction", "strength", "effect", "low", "high", "n") if c in effects]].copy()
+    table = table[table["effect"].notna()]
+    need(table, "effect")
+    table["kind"] = np.where(table["direction"] == "vector", "vector", "random directions")
+    table["direction"] = [token_label(str(name)) for name in table["direction"]]
+    colour = alt.Color("kind:N", title=None, legend=alt.Legend(orient="top"))
+    y = alt.Y("effect:Q", title=f"effect ({unit})").scale(zero=True)
+    base = alt.Chart(rows(table)).encode(
+        x=alt.X("strength:Q", title="strength (typical norms of the site)").scale(nice=True, padding=12),
+        color=colour.scale(domain=["vector", "random directions"], range=[BLUE, GREY]),
+        tooltip=[
+            "direction:N",
+            *[alt.Tooltip(f"{c}:Q", format=".3~f") for c in table if c not in ("direction", "kind")],
+        ],
+    )
+    vector, random = (base.transform_filter(f"datum.kind == '{kind}'") for kind in ("vector", "random directions"))
+    layers: list[alt.Chart] = [zero_line()]
+    if {"low", "high"} <= set(table):
+        layers.append(vector.mark_area(opacity=0.18).encode(y=alt.Y("low:Q", title=f"effect ({unit})"), y2="high:Q"))
+    layers.append(random.mark_tick(thickness=1.5, width=18, opacity=0.75).encode(y=y))
+    layers.append(vector.mark_line(strokeWidth=2).encode(y=y))
+    layers.append(vector.mark_point(filled=True, size=60, opacity=1).encode(y=y))
+    return finish(alt.layer(*layers), 520, 260)

@@ -1,0 +1,199 @@
+"""The look of every chart: colours, labels of tokens, checks of frames, and the way to SVG, PNG and HTML."""
+
+import html
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import altair as alt
+import numpy as np
+import pandas as pd
+import vl_convert
+
+from interp import artifact
+from interp.tokenview import TokenView
+
+Chart = alt.Chart | alt.LayerChart | alt.VConcatChart
+AnyChart = TypeVar("AnyChart", alt.Chart, alt.LayerChart)
+
+BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY = "#1f7ac8", "#d98a00", "#009e73", "#b3629a", "#d55e00", "#56b4e9"
+CATEGORIES = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY)
+GREY = "#808894"
+FILL = ["rgba(23,101,173,0.05)", "rgba(23,101,173,1)"]
+MONO = "DejaVu Sans Mono, ui-monospace, Menlo, Consolas, monospace"
+LIMIT = 5000
+"""Most marks in one chart: beyond it a browser stutters, and nobody reads it."""
+
+_FONT = "Arial, Helvetica, sans-serif"
+_CSP = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
+
+
+# ----------------------------------------------------------------------------------------------------------- labels
+
+
+def token_label(text: str, width: int | None = None) -> str:
+    """A token as a reader sees it: `·` for a space at an edge, ↵, ⇥, ⟨U+200B⟩ for what has no glyph.
+
+    Args:
+        text: the token's text; a lone surrogate is shown by its bytes.
+        width: longest label in characters; a longer one loses its middle to an ellipsis. None keeps all.
+    """
+    data = text.encode("utf-8", "surrogatepass")
+    label = TokenView(0, 0, text, text, 0, len(data), "text", 0, data.hex()).display if data else "⟨empty⟩"
+    if width is None or len(label) <= width:
+        return label
+    tail = (width - 1) // 2
+    return label[: width - 1 - tail] + "…" + label[len(label) - tail :]
+
+
+def row_labels(positions: Iterable[int], tokens: Iterable[str], width: int = 14) -> list[str]:
+    """`12: ·Paris`: the index keeps two equal tokens apart, which a chart would otherwise merge."""
+    return [f"{pos}: {token_label(token, width)}" for pos, token in zip(positions, tokens)]
+
+
+def words(column: str) -> str:
+    """A column name as words."""
+    return column.replace("_", " ")
+
+
+# ----------------------------------------------------------------------------------------------------------- pieces
+
+
+def need(frame: pd.DataFrame, *columns: str) -> None:
+    """ValueError where the frame is empty or lacks a column."""
+    missing = [column for column in columns if column not in frame]
+    if missing:
+        raise ValueError(f"the frame has no column {', '.join(missing)}; it has {', '.join(map(str, frame))}")
+    if frame.empty:
+        raise ValueError("the frame has no rows: there is nothing to draw")
+
+
+def rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame, if it is small enough to draw."""
+    if len(frame) > LIMIT:
+        raise ValueError(f"{len(frame):,} marks are more than the {LIMIT:,} of one chart: show fewer tokens or layers")
+    return frame
+
+
+def fill(field: str, title: str, domain: Sequence[float], legend: alt.Legend | None = None) -> alt.Color:
+    """Colour of a cell: one hue from transparent to full, so that it reads on white and on black."""
+    scale = alt.Scale(domain=list(domain), range=FILL, clamp=True)
+    legend = legend or alt.Legend(orient="right", gradientLength=140, titleLimit=240)
+    return alt.Color(f"{field}:Q", title=title, scale=scale, legend=legend)
+
+
+def row_axis(selected: int | None = None) -> alt.Axis:
+    """Axis of `row_labels`, the selected position in bold."""
+    weight: Any = "normal"
+    if selected is not None:
+        test = f"indexof(datum.label, '{int(selected)}:') === 0"
+        weight = alt.condition(test, alt.value("bold"), alt.value("normal"))
+    return alt.Axis(labelFont=MONO, labelLimit=170, labelFontWeight=weight, ticks=False, domain=False)
+
+
+def rules(baselines: Mapping[str, float], domain: Sequence[float]) -> list[alt.Chart]:
+    """Dashed lines with their names at the right edge; names that would overlap are spread."""
+    if not baselines:
+        return []
+    gap = 0.055 * (domain[1] - domain[0])
+    named = sorted(baselines.items(), key=lambda pair: pair[1])
+    at = np.array([value for _, value in named], dtype=float)
+    middle = at.mean()
+    for i in range(1, len(at)):
+        at[i] = max(at[i], at[i - 1] + gap)
+    at += middle - at.mean()
+    table = pd.DataFrame(
+        [{"value": v, "at": float(y), "name": f"{token_label(words(n))} {v:.3f}"} for (n, v), y in zip(named, at)]
+    )
+    base = alt.Chart(table)
+    line = base.mark_rule(color=GREY, strokeDash=[5, 4], strokeWidth=1.2).encode(y="value:Q", tooltip="name:N")
+    text = base.mark_text(align="right", dx=-4, dy=-6, fontSize=10, color=GREY).encode(
+        x=alt.value("width"), y="at:Q", text="name:N"
+    )
+    return [line, text]
+
+
+def zero_line() -> alt.Chart:
+    """A thin horizontal line at zero."""
+    return alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(color=GREY, strokeWidth=1).encode(y="zero:Q")
+
+
+def finish(chart: AnyChart, width: Any, height: Any) -> AnyChart:
+    """Size and a transparent background: the page's own shows through."""
+    return chart.properties(width=width, height=height, background="transparent")
+
+
+def clamp(value: float, low: float, high: float) -> float:
+    """`value`, at least `low` and at most `high`."""
+    return max(low, min(high, value))
+
+
+def ceiling(values: pd.Series) -> float:
+    """The next whole number at or above the largest value, at least 1: a scale's end that moves seldom."""
+    top = values.max()
+    return 1.0 if pd.isna(top) else float(max(1, math.ceil(top)))
+
+
+# ----------------------------------------------------------------------------------------------------------- output
+
+
+def to_svg(chart: Chart, ink: str = "#1f2328") -> str:
+    """A chart as SVG text, without network.
+
+    Args:
+        chart: any chart of this package.
+        ink: colour of text and axes; `currentColor` takes the surrounding page's, for SVG inside HTML.
+    """
+    return vl_convert.vegalite_to_svg(chart.to_dict(), config=_config(ink), allowed_base_urls=[])
+
+
+def to_png(chart: Chart, scale: float = 2.0) -> bytes:
+    """A chart as PNG on white, `scale` device pixels for each CSS pixel."""
+    spec = {**chart.to_dict(), "background": "white"}
+    return vl_convert.vegalite_to_png(spec, scale=scale, config=_config("#1f2328"), allowed_base_urls=[])
+
+
+def to_html(chart: Chart, title: str = "Chart") -> str:
+    """A page of its own with tooltips, about 1 MB, which needs no network.
+
+    The chart is data in the script: `<` is escaped, since `</script>` in a token would otherwise end it.
+    """
+    spec = json.dumps({**chart.to_dict(), "background": "white", "config": _config("#1f2328")}).replace("<", "\\u003c")
+    options = json.dumps({"renderer": "svg", "actions": False})
+    script = vl_convert.javascript_bundle(f"vegaEmbed('#chart', {spec}, {options});")
+    assert "</script" not in script.lower(), "the bundled libraries would end their own script element"
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_CSP}"></head>\n'
+        f'<body><div id="chart"></div>\n<script>{script}</script></body></html>\n'
+    )
+
+
+def save_chart(chart: Chart, path: str | os.PathLike[str]) -> Path:
+    """Write a chart as .svg, .png or .html by the file's ending, whole or not at all.
+
+    Raises:
+        ValueError: another ending.
+    """
+    path = Path(path)
+    made = {".svg": to_svg, ".png": to_png, ".html": to_html}.get(path.suffix.lower())
+    if made is None:
+        raise ValueError(f"{path.name}: a chart is saved as .svg, .png or .html")
+    return artifact.atomic_write(path, made(chart))
+
+
+def _config(ink: str) -> dict[str, Any]:
+    quiet = {"labelColor": ink, "titleColor": ink, "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": 500}
+    lines = {"domainColor": ink, "tickColor": ink, "gridColor": ink}
+    opacity = {"domainOpacity": 0.35, "tickOpacity": 0.35, "gridOpacity": 0.12, "labelOpacity": 0.9}
+    return {
+        "font": _FONT,
+        "axis": {**quiet, **lines, **opacity, "titlePadding": 8},
+        "legend": quiet,
+        "title": {"color": ink, "fontSize": 12, "anchor": "start"},
+        "text": {"color": ink, "fontSize": 11},
+        "view": {"stroke": None},
+    }

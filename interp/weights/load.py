@@ -1,0 +1,142 @@
+"""`load`: a model from a name, a folder or a file.
+
+1. Find what is meant: a catalogue name, a Hugging Face folder, a .gguf file, or a hub id.
+2. Open it as a `Checkpoint`: configuration, tensors that are read on demand, tokenizer. No code of the model's author
+   is ever run, and no pickle is opened.
+3. Build a HookedTransformer over untouched memory and assign the tensors. Those of the right dtype stay views of the
+   mapped file: loading takes a tenth of a second and no memory of its own.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from interp.model import HookedTransformer
+from interp.weights import catalog, gpt2, llama
+from interp.weights.checkpoint import Checkpoint, read_folder
+from interp.weights.family import Family, fill
+from interp.weights.gguf import read_gguf
+
+FAMILIES = (llama.FAMILY, gpt2.FAMILY)
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_FILES = ("*.safetensors", "model.safetensors.index.json", "config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+def load(
+    name_or_path: str | os.PathLike[str],
+    *,
+    dtype: str | torch.dtype = "float32",
+    device: str | torch.device = "cpu",
+    revision: str | None = None,
+) -> HookedTransformer:
+    """Load a pretrained model. Weights are raw: its logits are the checkpoint's.
+
+    Args:
+        name_or_path: a catalogue name (`interp.models()` lists them), a Hugging Face folder with safetensors, a .gguf
+            file, or a hub id such as "HuggingFaceTB/SmolLM2-135M".
+        dtype: of the parameters: "float32", "bfloat16", "float16" or "float64". Another dtype than the checkpoint's
+            costs memory, since then the tensors are not the mapped file.
+        device: where the model goes.
+        revision: commit, tag or branch of a hub id. Without it the hub's newest is taken; pin a commit for a study.
+
+    Returns:
+        The model in evaluation mode, its parameters frozen.
+
+    Raises:
+        ValueError: an unknown name (the nearest are named), a missing or damaged file, pickled weights, an
+            architecture or option that is not supported, or weights that do not fit their configuration.
+        ConnectionError: a download that failed; the message says what to do without a network.
+    """
+    wanted = _dtype(dtype)
+    checkpoint = _open(str(name_or_path), revision)
+    family = _family(checkpoint)
+    cfg = family.configure(checkpoint.config, checkpoint.name)
+    if checkpoint.tokenizer is not None and checkpoint.tokenizer.vocab_size > cfg.d_vocab:
+        raise ValueError(
+            f"the tokenizer of {cfg.name} has {checkpoint.tokenizer.vocab_size} tokens, but the embedding only "
+            f"{cfg.d_vocab} rows: it belongs to another model, or has tokens added that the model never got"
+        )
+    model = HookedTransformer(cfg, checkpoint.tokenizer, dtype=wanted)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    state = fill(family, cfg, checkpoint.tensors, shapes, wanted)
+    model.load_state_dict(state, assign=True)
+    model.requires_grad_(False)
+    model.note = checkpoint.note
+    return model.to(device)
+
+
+def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+    known = {**DTYPES, **{d: d for d in DTYPES.values()}}
+    if dtype not in known:
+        raise ValueError(f"dtype {dtype!r} is not supported; choose one of {', '.join(DTYPES)}")
+    return known[dtype]
+
+
+def _family(checkpoint: Checkpoint) -> Family:
+    """The family by config.json's `architectures`, or else `model_type`."""
+    config: Mapping[str, Any] = checkpoint.config
+    architecture = (config.get("architectures") or [None])[0]
+    for family in FAMILIES:
+        if architecture == family.architecture or (architecture is None and config.get("model_type") == family.model_type):
+            return family
+    raise ValueError(
+        f"{checkpoint.name} is a {architecture or config.get('model_type')!r}; supported are "
+        f"{', '.join(family.architecture for family in FAMILIES)}. Another family needs one file in interp/weights: "
+        "see family.py"
+    )
+
+
+# ---------------------------------------------------------------------------------------------- what the name means
+
+
+def _open(name: str, revision: str | None) -> Checkpoint:
+    path = Path(name).expanduser()
+    entry = catalog.find(name)
+    hub = entry is None and not path.exists() and not name.endswith(".gguf") and HUB_ID.fullmatch(name) is not None
+    if revision is not None and not hub:
+        raise ValueError(f"revision={revision!r} is for hub ids, and {name!r} is none: leave it out")
+    if entry is not None:
+        return _open_entry(entry)
+    if hub:
+        return _open_hub(name, revision)
+    if path.is_dir():
+        return read_folder(path)
+    if path.is_file():
+        if path.suffix.lower() == ".gguf":
+            return _read_gguf(path)
+        raise ValueError(f"{path} is not a .gguf file; pass the folder of a Hugging Face model, not one of its files")
+    raise ValueError(_unknown(name))
+
+
+def _read_gguf(path: Path) -> Checkpoint:
+    return read_gguf(path, {family.gguf.architecture: family for family in FAMILIES if family.gguf is not None})
+
+
+def _open_entry(entry: catalog.Entry) -> Checkpoint:
+    folder = catalog.ensure(entry, _read_gguf)
+    try:
+        return read_folder(folder)
+    except ValueError as error:
+        raise ValueError(f"{error}. It was made from the catalogue: remove {folder} and load again") from error
+
+
+def _open_hub(name: str, revision: str | None) -> Checkpoint:
+    """Download the configuration, tokenizer and safetensors of a hub id, or take them from the hub's own cache."""
+    # Imported here, for it costs half a second that no other way of loading needs.
+    import httpx
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import RevisionNotFoundError
