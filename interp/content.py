@@ -9,7 +9,7 @@ _PACKAGE = Path(__file__).resolve().parent
 _NAMES = ("app", "probes", "data")
 
 
-def content(name: str) -> Path:
+def content_folder(name: str) -> Path:
     """The folder `app`, `probes` or `data`, in a checkout or in an installed wheel.
 
     Raises:
@@ -23,3 +23,6 @@ def content(name: str) -> Path:
         if folder.is_dir():
             return folder
     raise FileNotFoundError(f"the folder {name!r} is missing from this installation of interp: install it again")
+
+
+content = content_folder

@@ -1,7 +1,7 @@
-"""What each attention head does on repeated random tokens (Olsson et al. 2022, "In-context learning and induction heads").
+"""What each attention head does on repeated random tokens (Olsson et al. 2022, on in-context learning).
 
-1. Make sequences of N random tokens, repeated: t_0..t_{N-1} t_0..t_{N-1}, behind one BOS. Nothing but the first copy can
-   predict the second, so what a head attends to there is what it is for.
+1. Make sequences of N random tokens, repeated: t_0..t_{N-1} t_0..t_{N-1}, behind one BOS. Nothing but the first copy
+   can predict the second, so what a head attends to there is what it is for.
 2. Run the model once and average each head's attention over the queries that carry the meaning:
    - *induction*: from a token of the second copy to the one after its first occurrence, k = q - (N - 1);
    - *duplicate token*: from a token of the second copy to its first occurrence, k = q - N;
@@ -40,13 +40,13 @@ class HeadScores:
     null: Float[Tensor, "layer head"]
     """Largest mean attention to any other offset."""
     losses: dict[str, float]
-    """Mean next-token loss in nats over the first copy, and over the second without its first token, which nothing
-    predicts."""
+    """Mean next-token loss in nats over the first copy, and over the second without its first token (nothing
+    predicts that one)."""
     card: dict[str, Any]
     """Period, sequences, BOS, seed, model."""
 
     def to_frame(self) -> pd.DataFrame:
-        """One line a head: layer, head, each metric with `_low` and `_high` (95 % over sequences), induction_null, n."""
+        """A line for each head: layer, head, metrics with `_low` and `_high` (95 % over sequences), the null, n."""
         first = self.scores["induction"]
         n_layers, n_heads, n_rows = first.shape
         frame = pd.DataFrame(
@@ -66,7 +66,7 @@ class HeadScores:
         if metric not in self.scores:
             raise ValueError(f"unknown metric {metric!r}; known are {', '.join(self.scores)}")
         columns = ["layer", "head", metric, f"{metric}_low", f"{metric}_high", "n"]
-        return self.to_frame().nlargest(n, metric)[columns].reset_index(drop=True)
+        return self.to_frame().nlargest(n, metric).loc[:, columns].reset_index(drop=True)
 
     def plot(self, metric: str = "induction") -> alt.LayerChart | alt.Chart:
         """Layers down, heads across."""
@@ -90,8 +90,8 @@ def repeated_tokens(
 ) -> tuple[Int[Tensor, "row pos"], int]:
     """Random ids repeated twice behind a BOS, and the number of BOS columns (0 or 1).
 
-    Ids are drawn from 1000..40000 (as far as the vocabulary goes), which leaves out special tokens, single bytes and the
-    rarest words. `bos=None` uses the tokenizer's BOS if it has one; an id uses that; False none.
+    Ids are drawn from 1000..40000 (as far as the vocabulary goes), which leaves out special tokens, single bytes and
+    the rarest words. `bos=None` uses the tokenizer's BOS if it has one; an id uses that; False none.
     """
     low, high = min(1000, model.cfg.d_vocab // 4), min(40000, model.cfg.d_vocab)
     ids = torch.randint(low, high, (n_rows, period), generator=torch.Generator().manual_seed(seed))
@@ -212,7 +212,7 @@ def _given(
             return (ids, n_bos) if n_bos or bos in (None, False) else _behind_bos(model, ids, bos)
     if period not in (None, width):
         raise ValueError(
-            f"the tokens ({width} columns) are neither one copy of {period} nor {period} repeated twice, with or without a BOS"
+            f"the tokens ({width} columns) are neither one copy of {period} nor that copy twice, with or without a BOS"
         )
     if width < 2:
         raise ValueError("one copy needs at least two tokens")

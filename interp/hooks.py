@@ -1,9 +1,9 @@
 """HookPoint and the one hook lifecycle that recording, interventions and generation share.
 
 A HookPoint stands at every site of the model and returns its input while nobody listens. Functions are attached for the
-length of a `with` block only, by handles of their own: leaving the block removes those handles and no others, also after
-an exception. A function that was asked for and never called is an error, since a hook that does nothing looks exactly
-like an effect of zero.
+length of a `with` block only, by handles of their own: leaving the block removes those handles and no others, also
+after an exception. A function that was asked for and never called is an error, since a hook that does nothing looks
+exactly like an effect of zero.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -70,7 +70,7 @@ class Handle:
     fired: int = 0
 
     def call(self, value: Tensor) -> Tensor:
-        """The value after this function. An editing function gets a copy: editing in place must not reach other sites."""
+        """The value after this function. An editing one gets a copy: editing in place must not reach other sites."""
         self.fired += 1
         if self.style == "read":
             self.fn(value, self.point.context())
@@ -81,7 +81,9 @@ class Handle:
             return copy
         if not isinstance(returned, Tensor) or returned.shape != value.shape:
             got = f"shape {tuple(returned.shape)}" if isinstance(returned, Tensor) else type(returned).__name__
-            raise ValueError(f"the hook on {self.point.name} returned {got}; it must return {tuple(value.shape)} or None")
+            raise ValueError(
+                f"the hook on {self.point.name} returned {got}; it must return {tuple(value.shape)} or None"
+            )
         return returned.to(value.dtype)
 
 
@@ -107,7 +109,11 @@ class HookPoint:
         The caller keeps its fused result on None, so a function that only looks leaves the logits bit-identical.
         """
         new = self(value)
-        same = new is value or torch.equal(new, value) or (torch.isnan(value).any() and torch.allclose(new, value, 0, 0, True))
+        same = (
+            new is value
+            or torch.equal(new, value)
+            or (torch.isnan(value).any() and torch.allclose(new, value, 0, 0, True))
+        )
         return None if same else new
 
     def layer(self) -> int:
@@ -120,7 +126,8 @@ class HookPoint:
     def context(self) -> HookContext:
         """What a native function is told."""
         run = self.run
-        assert run.positions is not None and run.mask is not None
+        assert run.positions is not None
+        assert run.mask is not None
         return HookContext(
             self.name, sites.layer_of(self.name), run.phase, run.step, run.positions, run.mask, run.prompt_len
         )

@@ -4,8 +4,8 @@
 - `Patch` puts in values that another run recorded;
 - `Steer` adds a direction, with a strength in units of the site's typical norm.
 
-`where` is `"all"`, `"prompt"` (positions below the prompt's length) or `"generated"` (positions from the last prompt token
-on, whose output chooses the first new token). Positions are absolute, so an intervention means the same in one
+`where` is `"all"`, `"prompt"` (positions below the prompt's length) or `"generated"` (positions from the last prompt
+token on, whose output chooses the first new token). Positions are absolute, so an intervention means the same in one
 teacher-forced pass, in a prefill and in cached decoding. Pads are never touched.
 """
 
@@ -55,7 +55,9 @@ def chosen_tokens(
     if where == "all":
         return chosen
     if ctx.prompt_len is None:
-        raise ValueError(f"where={where!r} needs to know the prompt: pass prompt_len= to the forward call (generate knows it)")
+        raise ValueError(
+            f"where={where!r} needs to know the prompt: pass prompt_len= to the forward call (generate knows it)"
+        )
     length = ctx.prompt_len[:, None]
     return chosen & (ctx.positions < length if where == "prompt" else ctx.positions >= length - 1)
 
@@ -164,7 +166,11 @@ class Ablate:
             raise ValueError(f"{name} is not a value of single tokens; ablate z, result or a stream site instead")
 
         def replace(value: Tensor, ctx: HookContext) -> Tensor:
-            new = torch.zeros_like(value) if means is None else means[name].to(value).view(value.shape[2:]).expand_as(value)
+            new = (
+                torch.zeros_like(value)
+                if means is None
+                else means[name].to(value).view(value.shape[2:]).expand_as(value)
+            )
             chosen = chosen_tokens(ctx, self.where, self.positions, self.phase)
             chosen = chosen.view(*chosen.shape, *([1] * (value.ndim - 2)))
             if components is not None:
@@ -185,8 +191,8 @@ class Patch:
 
     Args:
         site: one site, or one component of it (`z:5.3`).
-        source: an ActivationCache (or mapping full site name -> value) or the value [batch pos ...] itself. A batch of 1
-            serves every row.
+        source: an ActivationCache (or mapping full site name -> value) or the value [batch pos ...] itself. A batch of
+            1 serves every row.
         where, positions, phase: which tokens.
     """
 
@@ -211,8 +217,8 @@ class Patch:
         def patch(value: Tensor, ctx: HookContext) -> Tensor:
             if source.shape[1:] != value.shape[1:] or source.shape[0] not in (1, value.shape[0]):
                 raise ValueError(
-                    f"{name}: the source has shape {tuple(source.shape)}, the run {tuple(value.shape)}; both prompts must "
-                    "have the same number of tokens"
+                    f"{name}: the source has shape {tuple(source.shape)}, the run {tuple(value.shape)}; both prompts "
+                    "must have the same number of tokens"
                 )
             if axis == 1:
                 chosen = chosen_tokens(ctx, self.where, self.positions, self.phase)[:, None, :, None]
@@ -256,9 +262,17 @@ def reference_means(reference: Any, names: Sequence[str], model: HookedTransform
     if isinstance(reference, Store):
         missing = [site_names.short_name(name) for name in names if name not in reference.sites]
         if missing:
-            raise ValueError(f"the reference store has no {missing}; record them: interp.record(model, texts, sites={missing})")
+            raise ValueError(
+                f"the reference store has no {missing}; record them: interp.record(model, texts, sites={missing})"
+            )
         reference.check_model(model)
-        return {name: torch.as_tensor(reference.stats(name).typical.mean).float() for name in names}
+        found = {name: reference.stats(name).typical for name in names}
+        empty = [site_names.short_name(name) for name, typical in found.items() if not typical.count]
+        if empty:
+            raise ValueError(
+                f"the reference store has no typical token at {empty}; record tokens='all' of longer texts"
+            )
+        return {name: torch.as_tensor(typical.mean).float() for name, typical in found.items()}
     if isinstance(reference, Mapping):
         missing = [name for name in names if name not in reference]
         if missing:

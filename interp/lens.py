@@ -6,8 +6,8 @@
 3. Reduce each distribution at once to its top tokens, entropy, rank and divergence. Nothing of size
    [site, token, vocabulary] is ever held.
 
-Divergence is KL(final || lens), in nats. The *settle layer* of a token is the first layer from which the top prediction is
-the final one at every later layer.
+Divergence is KL(final || lens), in nats. The *settle layer* of a token is the first layer from which the top
+prediction is the final one at every later layer.
 """
 
 from dataclasses import dataclass
@@ -112,11 +112,23 @@ class LensResult:
     def plot(self, statistic: str = "p_top1", text: int = 0) -> alt.LayerChart | alt.Chart:
         """Tokens down, layers across, coloured by the statistic."""
         frame = self.to_frame()
-        return plot.lens_grid(frame[frame["text"] == text], statistic)
+        return plot.lens_grid(frame.loc[frame["text"] == text], statistic)
 
     def save(self, path: str | Path) -> Path:
         """One safetensors file with a card; `load_lens` reads it."""
-        names = ("text", "pos", "token_ids", "top_ids", "top_probs", "entropy", "kl", "loss", "target_ids", "target_probs", "target_rank")
+        names = (
+            "text",
+            "pos",
+            "token_ids",
+            "top_ids",
+            "top_probs",
+            "entropy",
+            "kl",
+            "loss",
+            "target_ids",
+            "target_probs",
+            "target_rank",
+        )
         tensors = {name: getattr(self, name).contiguous() for name in names}
         # The last token of each text has no next one: written as -1, for a file holds no NaN.
         tensors["loss"] = tensors["loss"].nan_to_num(-1.0)
@@ -136,7 +148,12 @@ def load_lens(path: str | Path) -> LensResult:
 
 @torch.inference_mode()
 def logit_lens(
-    model: HookedTransformer, x: Any, *, sites: Any = ("embed", "resid_post:*"), answer: str | int | None = None, k: int = 5
+    model: HookedTransformer,
+    x: Any,
+    *,
+    sites: Any = ("embed", "resid_post:*"),
+    answer: str | int | None = None,
+    k: int = 5,
 ) -> LensResult:
     """Read the residual stream through the final norm and the unembedding.
 
@@ -167,8 +184,14 @@ def logit_lens(
     following = torch.full_like(ids, -1)
     following[:-1] = torch.where(text[1:] == text[:-1], ids[1:], -1)
     streams = [_embedding(model, cache, name)[text, column] for name in names]
-    parts = [_read(model, [stream[i : i + CHUNK] for stream in streams], following[i : i + CHUNK], target, k) for i in range(0, len(ids), CHUNK)]
-    joined = {key: torch.cat([part[key] for part in parts], dim=parts[0][key].ndim - (2 if key.startswith("top") else 1)) for key in parts[0]}
+    parts = [
+        _read(model, [stream[i : i + CHUNK] for stream in streams], following[i : i + CHUNK], target, k)
+        for i in range(0, len(ids), CHUNK)
+    ]
+    joined = {
+        key: torch.cat([part[key] for part in parts], dim=parts[0][key].ndim - (2 if key.startswith("top") else 1))
+        for key in parts[0]
+    }
     seen = {int(i) for i in torch.cat([joined["top_ids"].flatten(), joined["target_ids"], ids]).unique()}
     readable = {i: _label(model, i) for i in sorted(seen)}
     labels = tuple(readable[int(i)] for i in ids)
@@ -198,7 +221,9 @@ def _read(
     """All statistics of one chunk of rows; the last stream is the final one."""
     final = model.unembed_logits(streams[-1]).float().log_softmax(-1)
     targets = final.argmax(-1) if target is None else torch.full_like(following, target)
-    found: dict[str, list[Tensor]] = {key: [] for key in ("top_ids", "top_probs", "entropy", "kl", "loss", "target_probs", "target_rank")}
+    found: dict[str, list[Tensor]] = {
+        key: [] for key in ("top_ids", "top_probs", "entropy", "kl", "loss", "target_probs", "target_rank")
+    }
     for stream in streams:
         logp = final if stream is streams[-1] else model.unembed_logits(stream).float().log_softmax(-1)
         top = logp.topk(k, dim=-1)

@@ -38,7 +38,9 @@ KINDS: tuple[SiteKind, ...] = (
     SiteKind("attn_in", BLOCK + "hook_attn_in", "batch pos head d_model", "resid_pre, a copy for each head", True, 2),
     SiteKind("q_input", BLOCK + "hook_q_input", "batch pos head d_model", "resid_pre as the queries read it", True, 2),
     SiteKind("k_input", BLOCK + "hook_k_input", "batch pos kv_head d_model", "resid_pre as the keys read it", True, 2),
-    SiteKind("v_input", BLOCK + "hook_v_input", "batch pos kv_head d_model", "resid_pre as the values read it", True, 2),
+    SiteKind(
+        "v_input", BLOCK + "hook_v_input", "batch pos kv_head d_model", "resid_pre as the values read it", True, 2
+    ),
     SiteKind("ln1.scale", BLOCK + "ln1.hook_scale", "batch pos 1", "what the norm before attention divides by"),
     SiteKind("ln1.normalized", BLOCK + "ln1.hook_normalized", "batch pos d_model", "x / scale, before gain and bias"),
     SiteKind("q", BLOCK + "attn.hook_q", "batch pos head d_head", "queries before rotation", False, 2),
@@ -50,13 +52,20 @@ KINDS: tuple[SiteKind, ...] = (
         "attn_scores", BLOCK + "attn.hook_attn_scores", "batch head query key", "scaled, masked with -inf", False, 1
     ),
     SiteKind(
-        "pattern", BLOCK + "attn.hook_pattern", "batch head query key", "softmax of the scores; real rows sum to 1", False, 1
+        "pattern",
+        BLOCK + "attn.hook_pattern",
+        "batch head query key",
+        "softmax of the scores; real rows sum to 1",
+        False,
+        1,
     ),
     SiteKind("z", BLOCK + "attn.hook_z", "batch pos head d_head", "values mixed by the pattern", False, 2),
     SiteKind(
         "result", BLOCK + "attn.hook_result", "batch pos head d_model", "z through W_O; sum + b_O = attn_out", True, 2
     ),
-    SiteKind("attn_out", BLOCK + "hook_attn_out", "batch pos d_model", "added to the stream; resid_pre + it = resid_mid"),
+    SiteKind(
+        "attn_out", BLOCK + "hook_attn_out", "batch pos d_model", "added to the stream; resid_pre + it = resid_mid"
+    ),
     SiteKind("resid_mid", BLOCK + "hook_resid_mid", "batch pos d_model", "stream between attention and MLP"),
     SiteKind("mlp_in", BLOCK + "hook_mlp_in", "batch pos d_model", "resid_mid as the MLP reads it", True),
     SiteKind("ln2.scale", BLOCK + "ln2.hook_scale", "batch pos 1", "what the norm before the MLP divides by"),
@@ -64,13 +73,23 @@ KINDS: tuple[SiteKind, ...] = (
     SiteKind("pre", BLOCK + "mlp.hook_pre", "batch pos d_mlp", "before the activation (the gate, if gated)", False, 2),
     SiteKind("pre_linear", BLOCK + "mlp.hook_pre_linear", "batch pos d_mlp", "what the gate multiplies", False, 2),
     SiteKind("post", BLOCK + "mlp.hook_post", "batch pos d_mlp", "neurons: what W_out reads", False, 2),
-    SiteKind("mlp_out", BLOCK + "hook_mlp_out", "batch pos d_model", "added to the stream; resid_mid + it = resid_post"),
-    SiteKind("resid_post", BLOCK + "hook_resid_post", "batch pos d_model", "stream after the block; = resid_pre of the next"),
+    SiteKind(
+        "mlp_out", BLOCK + "hook_mlp_out", "batch pos d_model", "added to the stream; resid_mid + it = resid_post"
+    ),
+    SiteKind(
+        "resid_post", BLOCK + "hook_resid_post", "batch pos d_model", "stream after the block; = resid_pre of the next"
+    ),
     SiteKind("ln_final.scale", "ln_final.hook_scale", "batch pos 1", "what the final norm divides by"),
     SiteKind("ln_final.normalized", "ln_final.hook_normalized", "batch pos d_model", "x / scale, before gain and bias"),
 )
 _BY_KIND = {row.kind: row for row in KINDS}
-_ALIASES = {"mlp.post": "post", "mlp.pre": "pre", "mlp.pre_linear": "pre_linear", "attn": "pattern", "scores": "attn_scores"}
+_ALIASES = {
+    "mlp.post": "post",
+    "mlp.pre": "pre",
+    "mlp.pre_linear": "pre_linear",
+    "attn": "pattern",
+    "scores": "attn_scores",
+}
 _BY_TEMPLATE = {row.template: row for row in KINDS}
 
 
@@ -169,7 +188,9 @@ def expand(sites: str | tuple | Iterable, available: Sequence[str]) -> list[str]
     for site in wanted:
         for selector in select(site, available):
             if selector.component is not None:
-                raise ValueError(f"{site!r} selects one component; a whole site is needed here, for example {short_name(selector.name)!r}")
+                raise ValueError(
+                    f"{site!r} selects one component; a whole site is needed here: {short_name(selector.name)!r}"
+                )
             found.add(selector.name)
     return [name for name in available if name in found]
 
@@ -185,7 +206,9 @@ def _n_layers(available: Sequence[str]) -> int:
 def _layers(site: str, where: str, n_layers: int) -> tuple[list[int], int | None]:
     found = re.fullmatch(r"(\*|-?\d+|(\d+)-(\d+))(?:\.(\d+))?", where)
     if not found:
-        raise ValueError(f"{site!r}: {where!r} is no layer; write a number, a range such as 4-12, -1 for the last, or *")
+        raise ValueError(
+            f"{site!r}: {where!r} is no layer; write a number, a range such as 4-12, -1 for the last, or *"
+        )
     component = int(found[4]) if found[4] else None
     if found[1] == "*":
         return list(range(n_layers)), component
@@ -196,7 +219,7 @@ def _layers(site: str, where: str, n_layers: int) -> tuple[list[int], int | None
     else:
         low = int(found[1]) + (n_layers if int(found[1]) < 0 else 0)
         high = low
-    if not (0 <= low and high < n_layers):
+    if not (low >= 0 and high < n_layers):
         raise ValueError(f"{site!r}: the model has layers 0 to {n_layers - 1}")
     return list(range(low, high + 1)), component
 

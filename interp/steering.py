@@ -3,8 +3,8 @@
 1. `steering_vector` takes the mean difference of the activations of two sets (Turner et al. 2023; Rimsky et al. 2024,
    arXiv 2312.06681) and keeps a unit direction, the length of the fitted difference, and the site's *typical norm*.
 2. `Steer(v, strength)` adds strength x typical norm along it.
-3. `steering_experiment` measures the effect on prompts and continuations that the vector never saw, the damage to the loss
-   on other text, and the same for random directions of the same norm, half of them isotropic and half with the
+3. `steering_experiment` measures the effect on prompts and continuations that the vector never saw, the damage to the
+   loss on other text, and the same for random directions of the same norm, half of them isotropic and half with the
    activations' own covariance: without that band a large effect may be nothing but a large push.
 """
 
@@ -29,6 +29,8 @@ from interp.store import Store
 from interp.tokens import Tokens
 
 TOKENS = ("response_mean", "last")
+EFFECTS = ("direction", "strength", "effect", "low", "high", "wrong_way", "n", "loss_rise")
+GENERATIONS = ("prompt", "strength", "text", "first_difference")
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +87,12 @@ class SteeringVector:
 
     def save(self, path: str | Path) -> Path:
         """One safetensors file with a card; `load_steering_vector` reads it."""
-        card = self.card | {"site": self.site, "typical_norm": self.typical_norm, "length": self.length, "raw_norm": self.raw_norm}
+        card = self.card | {
+            "site": self.site,
+            "typical_norm": self.typical_norm,
+            "length": self.length,
+            "raw_norm": self.raw_norm,
+        }
         return artifact.save_artifact(Path(path), "steering vector", {"direction": self.direction}, card)
 
 
@@ -135,7 +142,12 @@ def steering_vector(
     responses = [pair.positive for pair in pairs] + [pair.negative for pair in pairs]
     pooled, norms = _pooled_responses(model, prompts, responses, names[0], tokens, batch_size)
     difference = (pooled[: len(pairs)] - pooled[len(pairs) :]).mean(0)
-    card = {"tokens": tokens, "n_pairs": len(pairs), "n_typical_tokens": len(norms), "data_hash": artifact.hash_texts(prompts + responses)}
+    card = {
+        "tokens": tokens,
+        "n_pairs": len(pairs),
+        "n_typical_tokens": len(norms),
+        "data_hash": artifact.hash_texts(prompts + responses),
+    }
     return _vector(difference, names[0], float(norms.median()), model, card)
 
 
@@ -150,7 +162,9 @@ def _from_store(store: Store, model: HookedTransformer, site: str) -> SteeringVe
     return _vector(difference, site, float(store.stats(site).typical_norm), model, card)
 
 
-def _vector(difference: Tensor, site: str, typical: float, model: HookedTransformer, card: dict[str, Any]) -> SteeringVector:
+def _vector(
+    difference: Tensor, site: str, typical: float, model: HookedTransformer, card: dict[str, Any]
+) -> SteeringVector:
     raw = float(difference.norm())
     if not raw > 0:
         raise ValueError(f"the two sides have the same mean at {site}: there is no direction")
@@ -173,7 +187,9 @@ def _pairs(data: object) -> list[ContrastPair]:
     return pairs
 
 
-def encode_responses(model: HookedTransformer, prompts: Sequence[str], responses: Sequence[str]) -> tuple[Tokens, Tensor]:
+def encode_responses(
+    model: HookedTransformer, prompts: Sequence[str], responses: Sequence[str]
+) -> tuple[Tokens, Tensor]:
     """Prompt + response as one right-padded batch, and the number of tokens that belong to each prompt.
 
     The prompt is encoded alone and the response without a BOS, so the boundary never falls inside a token.
@@ -204,7 +220,9 @@ def _pooled_responses(
     stop = None if layer is None else layer + 1
     pooled, norms = [], []
     for start in range(0, len(prompts), batch_size):
-        batch, lengths = encode_responses(model, prompts[start : start + batch_size], responses[start : start + batch_size])
+        batch, lengths = encode_responses(
+            model, prompts[start : start + batch_size], responses[start : start + batch_size]
+        )
         _, cache = model.run_with_cache(batch, sites=site, stop_at_layer=stop)
         value, mask = cache[site].flatten(2).float(), cache.tokens.mask
         norms.append(typical_rows(value, mask, special_tokens(model, cache.tokens.ids)).norm(dim=-1))
@@ -242,7 +260,16 @@ class SteeringReport:
             own = float(part.loc[part["direction"] == "vector", "effect"].iloc[0])
             if len(random):
                 as_large = int((random.abs() >= abs(own)).sum())
-                rows.append((strength, random.mean(), random.std(), random.min(), random.max(), (1 + as_large) / (len(random) + 1)))
+                rows.append(
+                    (
+                        strength,
+                        random.mean(),
+                        random.std(),
+                        random.min(),
+                        random.max(),
+                        (1 + as_large) / (len(random) + 1),
+                    )
+                )
         return pd.DataFrame(rows, columns=pd.Index(["strength", "mean", "std", "low", "high", "p"]))
 
     def plot(self) -> alt.LayerChart | alt.Chart:
@@ -252,11 +279,16 @@ class SteeringReport:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
         tables = {"effects": self.effects, "generations": self.generations, "band": self.band}
-        return {name: frame.to_dict("records") for name, frame in tables.items()} | {"card": self.card}
+        return {name: _records(frame) for name, frame in tables.items()} | {"card": self.card}
 
     def save(self, path: str | Path) -> Path:
         """One JSON file; `load_steering_report` reads it."""
         return artifact.write_json(Path(path), {"kind": "steering report", "format": 1, **self.to_dict()})
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows for JSON, where what was not measured is null."""
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
 def load_steering_report(path: str | Path) -> SteeringReport:
@@ -264,7 +296,8 @@ def load_steering_report(path: str | Path) -> SteeringReport:
     found = artifact.read_json(Path(path))
     if found.get("kind") != "steering report":
         raise ValueError(f"{path} holds no steering report")
-    return SteeringReport(pd.DataFrame(found["effects"]), pd.DataFrame(found["generations"]), found["card"])
+    effects = pd.DataFrame(found["effects"], columns=pd.Index(EFFECTS))
+    return SteeringReport(effects, pd.DataFrame(found["generations"], columns=pd.Index(GENERATIONS)), found["card"])
 
 
 def steering_experiment(
@@ -286,8 +319,8 @@ def steering_experiment(
         model, vector: the vector must be the model's.
         prompts: continued without and with the vector, greedily.
         strengths: in typical norms; 0 is always measured too.
-        pairs: held-out contrasts. The effect is the change of log p(positive | prompt) - log p(negative | prompt), in nats
-            for each response, by the vector, which must not have been fitted on them.
+        pairs: held-out contrasts. The effect is the change of log p(positive | prompt) - log p(negative | prompt), in
+            nats for each response, by the vector, which must not have been fitted on them.
         texts: other text, whose rise of loss is the damage.
         n_random: random directions at the largest strength, half isotropic, half with the covariance of the held-out
             activations, all orthogonal to the vector; 19 give p <= .05.
@@ -296,7 +329,9 @@ def steering_experiment(
         progress: called with (done, total) settings.
     """
     if vector.card.get("fingerprint") not in (None, model.fingerprint):
-        raise ValueError(f"the vector was fitted on another model ({vector.card.get('model')}), not on {model.cfg.name}")
+        raise ValueError(
+            f"the vector was fitted on another model ({vector.card.get('model')}), not on {model.cfg.name}"
+        )
     if not prompts and not pairs:
         raise ValueError("give prompts to continue, held-out pairs to measure on, or both")
     grid = sorted({0.0, *map(float, strengths)})
@@ -319,7 +354,9 @@ def steering_experiment(
         model=model.cfg.name, fingerprint=model.fingerprint, vector=vector.card, site=vector.site, n_pairs=len(pairs),
         n_texts=len(texts), n_random=n_random if pairs else 0, seed=seed,
     )  # fmt: skip
-    return SteeringReport(pd.DataFrame(rows), _side_by_side(model, vector, prompts, grid, max_new_tokens), card)
+    return SteeringReport(
+        pd.DataFrame(rows, columns=pd.Index(EFFECTS)), _side_by_side(model, vector, prompts, grid, max_new_tokens), card
+    )
 
 
 def _summary(change: Tensor, strength: float, seed: int) -> dict[str, float | int]:
@@ -329,7 +366,13 @@ def _summary(change: Tensor, strength: float, seed: int) -> dict[str, float | in
     draws = torch.randint(0, len(change), (1000, len(change)), generator=torch.Generator().manual_seed(seed))
     low, high = change[draws].mean(1).quantile(torch.tensor([0.025, 0.975]))
     wrong = float((change * strength < 0).float().mean()) if strength else 0.0
-    return {"effect": float(change.mean()), "low": float(low), "high": float(high), "wrong_way": wrong, "n": len(change)}
+    return {
+        "effect": float(change.mean()),
+        "low": float(low),
+        "high": float(high),
+        "wrong_way": wrong,
+        "n": len(change),
+    }
 
 
 @torch.inference_mode()
@@ -381,9 +424,8 @@ def _side_by_side(
     model: HookedTransformer, vector: SteeringVector, prompts: Sequence[str], grid: Sequence[float], max_new_tokens: int
 ) -> pd.DataFrame:
     """Greedy continuations at every strength, all prompts of a strength in one batch."""
-    columns = ["prompt", "strength", "text", "first_difference"]
     if not prompts:
-        return pd.DataFrame(columns=pd.Index(columns))
+        return pd.DataFrame(columns=pd.Index(GENERATIONS))
     plain = model.generate(list(prompts), max_new_tokens)
     rows = []
     for strength in grid:
@@ -391,8 +433,9 @@ def _side_by_side(
             out = plain if strength == 0 else model.generate(list(prompts), max_new_tokens)
         for index, prompt in enumerate(prompts):
             before, after = plain.tokens[index], out.tokens[index]
-            assert isinstance(before, list) and isinstance(after, list)
+            assert isinstance(before, list)
+            assert isinstance(after, list)
             differs = [i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
             first = differs[0] if differs else (None if len(before) == len(after) else min(len(before), len(after)))
             rows.append((prompt, strength, out.text[index], first))
-    return pd.DataFrame(rows, columns=pd.Index(columns))
+    return pd.DataFrame(rows, columns=pd.Index(GENERATIONS))

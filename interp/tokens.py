@@ -24,6 +24,7 @@ import torch
 from jaxtyping import Bool, Int
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from interp import artifact
@@ -164,10 +165,15 @@ class Tokenizer:
         """Write tokenizer.json and tokenizer_config.json, which `from_folder` and transformers read."""
         names = {"bos_token": self.bos_id, "eos_token": self.eos_id, "pad_token": self.pad_id}
         config: dict[str, Any] = {key: self.backend.id_to_token(i) for key, i in names.items() if i is not None}
-        config |= {"add_bos_token": self.add_bos, "tokenizer_class": "PreTrainedTokenizerFast"}
-        config |= {"clean_up_tokenization_spaces": False}
+        config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         config |= {"chat_template": self.chat_template} if self.chat_template is not None else {}
-        artifact.atomic_write(Path(folder) / "tokenizer.json", self.backend.to_str())
+        backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        if self.add_bos:  # where every reader looks for the rule
+            bos = (config["bos_token"], self.bos_id)
+            backend.post_processor = TemplateProcessing(single=[bos[0], "$A"], special_tokens=[bos])
+        else:
+            backend.post_processor = None
+        artifact.atomic_write(Path(folder) / "tokenizer.json", backend.to_str())
         artifact.write_json(Path(folder) / "tokenizer_config.json", config)
 
     @property
@@ -178,7 +184,9 @@ class Tokenizer:
     @functools.cached_property
     def hash(self) -> str:
         """Hash of everything that decides the ids of a text: equal hashes encode alike."""
-        return artifact.hash_json([self._spec, self.bos_id, self.eos_id, self.add_bos, sorted(self.special_ids)])
+        parts = ("added_tokens", "normalizer", "pre_tokenizer", "model", "decoder")
+        rules = [self.bos_id, self.eos_id, self.add_bos, sorted(self.special_ids)]
+        return artifact.hash_json([[self._spec[part] for part in parts], rules])
 
     def __repr__(self) -> str:
         return f"Tokenizer({self.name!r}, vocab_size={self.vocab_size}, add_bos={self.add_bos})"
@@ -319,7 +327,9 @@ class Tokenizer:
         pieces = [self.backend.id_to_token(i) for i in sequence]
         special = [i in self.special_ids or piece is None for i, piece in zip(sequence, pieces)]
         labels = [f"⟨id {i}⟩" if piece is None else piece for i, piece in zip(sequence, pieces)]
-        return token_views(sequence, labels, self._text_bytes(sequence, bos_added), special)
+        added = [i in self._added for i in sequence]
+        parts = self._spelling.in_text([self._bytes(i) for i in sequence], added, bos_added)
+        return token_views(sequence, labels, parts, special)
 
     @functools.cached_property
     def _spec(self) -> dict[str, Any]:
@@ -340,18 +350,6 @@ class Tokenizer:
         piece = self.backend.id_to_token(i)
         return b"" if piece is None else self._spelling.to_bytes(piece)
 
-    def _text_bytes(self, ids: list[int], bos_added: bool) -> list[bytes]:
-        """Bytes of each token, without what encoding put before the text: a BOS, and SentencePiece's first space."""
-        parts = [self._bytes(i) for i in ids]
-        begin = 1 if bos_added and ids else 0
-        parts[:begin] = [b""] * begin
-        for pos in range(begin, len(parts)):
-            after_added = pos > begin and ids[pos - 1] in self._added
-            dummy = (self._spelling.first_space and pos == begin) or (self._spelling.every_space and after_added)
-            if dummy and ids[pos] not in self._added:
-                parts[pos] = parts[pos].removeprefix(b" ")
-        return parts
-
 
 def _as_list(ids: Sequence[int] | Tensor) -> list[int]:
     if isinstance(ids, Tensor):
@@ -367,9 +365,9 @@ def _as_list(ids: Sequence[int] | Tensor) -> list[int]:
 
 
 def _rules(backend: tokenizers.Tokenizer, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """bos_id, eos_id, pad_id, special_ids and add_bos from tokenizer_config.json, or else from the backend itself.
+    """bos_id, eos_id, pad_id and special_ids by tokenizer_config.json; add_bos by the template in tokenizer.json.
 
-    As in transformers, `add_bos_token` in the configuration decides; without it the backend's template does.
+    As in transformers 5, `add_bos_token` in the configuration counts for nothing beside a tokenizer.json.
     """
     added = {token.content for token in backend.get_added_tokens_decoder().values()}
     found: dict[str, Any] = {"bos_id": None, "eos_id": None, "pad_id": None}
@@ -387,18 +385,13 @@ def _rules(backend: tokenizers.Tokenizer, config: Mapping[str, Any], where: str)
             backend.add_special_tokens([content])
     special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
     plain, full = backend.encode("a", add_special_tokens=False).ids, backend.encode("a").ids
-    if "add_bos_token" in config or "add_eos_token" in config:
-        add_bos, appends = bool(config.get("add_bos_token")), bool(config.get("add_eos_token"))
-    else:
-        add_bos = full[1:] == plain and len(full) == len(plain) + 1
-        appends = not add_bos and full != plain
-        if add_bos and found["bos_id"] is None:
-            found["bos_id"] = full[0]
-        appends |= add_bos and full[0] != found["bos_id"]
-    if appends or (add_bos and found["bos_id"] is None):
+    add_bos = full != plain
+    if add_bos and found["bos_id"] is None:
+        found["bos_id"] = full[0]
+    if add_bos and full != [found["bos_id"], *plain]:
         raise ValueError(
             f"{where}: this tokenizer puts more than a BOS around a text. No supported family does, and leaving it out "
-            "would change every activation: set add_bos_token and add_eos_token in tokenizer_config.json"
+            "would change every activation: correct its post_processor"
         )
     return {**found, "special_ids": special, "add_bos": add_bos}
 

@@ -109,7 +109,18 @@ class Spelling:
         every = scheme == "always" or "Prepend" in parts["normalizer"]
         return cls(byte_level=False, first_space=every or scheme == "first", every_space=every)
 
+    def in_text(self, parts: Sequence[bytes], added: Sequence[bool], bos_added: bool) -> list[bytes]:
+        """Bytes of each token in the text: without a BOS that was put before it, and without the spaces of encoding."""
+        begin = 1 if bos_added and parts else 0
+        found = [b"" if pos < begin else part for pos, part in enumerate(parts)]
+        for pos in range(begin, len(found)):
+            spaced = self.first_space if pos == begin else self.every_space and added[pos - 1]
+            if spaced and not added[pos]:
+                found[pos] = found[pos].removeprefix(b" ")
+        return found
+
     def to_bytes(self, piece: str) -> bytes:
+        """The bytes that a vocabulary piece stands for."""
         if self.byte_level:
             table = _byte_level_table()
             # A piece with other signs was never made of bytes; the backend's decoder takes it literally as well.

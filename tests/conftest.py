@@ -42,3 +42,9 @@ def no_leftovers() -> Iterator[None]:
     yield
     assert torch.is_grad_enabled()
     torch.set_rng_state(state)
+
+
+@pytest.fixture(scope="session")
+def catalogue_folder(smollm: HookedTransformer) -> Path:
+    """Where the real model's weights lie, as a folder that transformers reads too."""
+    return interp.artifact.home() / "models" / smollm.cfg.name

@@ -9,7 +9,15 @@
    the training part. `grouped_split` and `grouped_folds` never divide a group.
 """
 
-from interp.dataset.load import datasets, load_corpus, load_dataset, load_pairs, load_questions, write_dataset
+from interp.dataset.load import (
+    datasets,
+    load_corpus,
+    load_dataset,
+    load_pairs,
+    load_questions,
+    read_table,
+    write_dataset,
+)
 from interp.dataset.split import grouped_folds, grouped_split
 from interp.dataset.types import ContradictoryLabelsWarning, ContrastPair, Dataset, Example, Question
 
@@ -26,5 +34,6 @@ __all__ = [
     "load_dataset",
     "load_pairs",
     "load_questions",
+    "read_table",
     "write_dataset",
 ]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from interp.artifact import atomic_write, read_json
-from interp.content import content
+from interp.content import content_folder
 from interp.dataset.rows import (
     FIXED,
     FORMATS,
@@ -57,7 +57,7 @@ def load_dataset(
             those present), an empty text, a missing label, labels other than two classes.
 
     Warns:
-        ContradictoryLabelsWarning: some texts carry both labels.
+        ContradictoryLabelsWarning: texts that are the same apart from case and spacing carry both labels.
     """
     path, card = _locate(name_or_path, ("statements", "corpus"))
     where, rows = card["name"], read_rows(path)
@@ -128,6 +128,18 @@ def load_questions(name_or_path: str | os.PathLike[str]) -> list[Question]:
     ]
 
 
+def read_table(path: str | os.PathLike[str], columns: Sequence[str] = ()) -> pd.DataFrame:
+    """Any CSV, TSV, JSONL or Parquet file as a table, for columns that are not texts with labels.
+
+    Raises:
+        ValueError: no such file, unknown format, damaged or empty file, or one of `columns` is missing.
+    """
+    rows = read_rows(_existing(path), as_text=())
+    for name in columns:
+        column(list(rows[0]), name, Path(path).name)
+    return pd.DataFrame(rows)
+
+
 def datasets() -> pd.DataFrame:
     """The bundled sets: name, kind (statements, pairs, questions, corpus), rows, groups, source, licence."""
     columns = ["name", "kind", "rows", "groups", "source", "licence"]
@@ -161,7 +173,7 @@ def write_dataset(dataset: Dataset, path: str | os.PathLike[str]) -> Path:
 
 
 def _cards() -> dict[str, Row]:
-    return {path.parent.name: read_json(path) for path in sorted(content("data").glob("*/card.json"))}
+    return {path.parent.name: read_json(path) for path in sorted(content_folder("data").glob("*/card.json"))}
 
 
 def _locate(name_or_path: str | os.PathLike[str], kinds: tuple[str, ...]) -> tuple[Path, Row]:
@@ -174,11 +186,16 @@ def _locate(name_or_path: str | os.PathLike[str], kinds: tuple[str, ...]) -> tup
         card = cards[name_or_path]
         if card["kind"] not in kinds:
             raise ValueError(f"{name_or_path!r} holds {card['kind']}: read it with {_LOADERS[card['kind']]}")
-        return content("data") / name_or_path / card["file"], card
-    path = Path(name_or_path).expanduser()
+        return content_folder("data") / name_or_path / card["file"], card
+    path = _existing(name_or_path)
+    return path, {"name": path.stem, "kind": "file", "file": path.name}
+
+
+def _existing(path: str | os.PathLike[str]) -> Path:
+    path = Path(path).expanduser()
     if not path.is_file():
         raise ValueError(f"{path} is a folder, not a file" if path.is_dir() else f"there is no file {path}")
-    return path, {"name": path.stem, "kind": "file", "file": path.name}
+    return path
 
 
 def _groups(rows: Sequence[Row], name: str | None, where: str) -> list[str] | list[None]:
@@ -195,14 +212,16 @@ def _is_options(value: object) -> bool:
 
 
 def _warn_contradictions(where: str, texts: Sequence[str], found: Sequence[int | None]) -> None:
+    # Without case and spacing: real sets hold `... industry of Banking.` as false and `... of banking.` as true.
+    keys = [" ".join(text.casefold().split()) for text in texts]
     seen: dict[str, set[int | None]] = {}
-    for text, label in zip(texts, found):
-        seen.setdefault(text, set()).add(label)
-    both = {text for text, values in seen.items() if len(values) > 1}
-    if both:
+    for key, label in zip(keys, found):
+        seen.setdefault(key, set()).add(label)
+    rows = [row for row, key in enumerate(keys) if len(seen[key]) > 1]
+    if rows:
         warnings.warn(
-            f"{where}: {len(both)} texts ({sum(text in both for text in texts)} rows) carry both labels, for example "
-            f"{min(both)!r}; nothing can be right on both of its rows: mend or remove them",
+            f"{where}: {len({keys[row] for row in rows})} texts ({len(rows)} rows) carry both labels, apart from case "
+            f"and spacing, for example {texts[rows[0]]!r}; nothing can be right on all of them: mend or remove them",
             ContradictoryLabelsWarning,
             stacklevel=3,
         )

@@ -28,8 +28,10 @@ _NUMBERS = ((re.compile(r"-?(0|[1-9]\d{0,15})"), int), (re.compile(r"-?\d+(\.\d+
 # ------------------------------------------------------------------------------------------------------------ reading
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path, as_text: Sequence[str] = FIXED) -> list[Row]:
     """The rows of a CSV, TSV, JSONL, Parquet or text file (one text a line, blank lines left out).
+
+    CSV and TSV hold text only: a column where every value is a number becomes numbers, unless `as_text` names it.
 
     Raises:
         ValueError: another ending, a damaged file, one that is not UTF-8, or one without rows.
@@ -45,7 +47,7 @@ def read_rows(path: Path) -> list[Row]:
         elif kind == ".txt":
             rows = [{"text": line} for _, line in _lines(path)]
         else:
-            rows = _separated_rows(path)
+            rows = _separated_rows(path, as_text)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error}): save it as UTF-8") from None
     except (ValueError, OSError) as error:  # what pandas and pyarrow raise for damaged files
@@ -72,10 +74,10 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | list | dict) else str(value)
 
 
-def _separated_rows(path: Path) -> list[dict[Any, Any]]:
+def _separated_rows(path: Path, as_text: Sequence[str]) -> list[dict[Any, Any]]:
     # Everything is read as text, since pandas would take the text `NA` for a missing one.
     frame = pd.read_csv(path, sep=separator(path), encoding="utf-8-sig", dtype=str, keep_default_na=False)
-    for name in frame.columns.difference(FIXED):
+    for name in frame.columns.difference(list(as_text)):
         values = frame[name].tolist()
         for pattern, number in _NUMBERS:
             if all(isinstance(value, str) and pattern.fullmatch(value) for value in values):

@@ -14,7 +14,7 @@ from interp.dataset.rows import FIXED, column, refuse
 
 
 class ContradictoryLabelsWarning(UserWarning):
-    """The same text stands in a data set once as true and once as false."""
+    """The same text, apart from case and spacing, stands in a data set once as true and once as false."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from interp.model.activations import ActivationCache
 from interp.model.config import ModelConfig, RopeScaling
 from interp.model.generate import Generation
-from interp.model.transformer import HookedTransformer, Logits
+from interp.model.inputs import Logits
+from interp.model.transformer import HookedTransformer
 
 __all__ = ["ActivationCache", "Generation", "HookedTransformer", "Logits", "ModelConfig", "RopeScaling"]

@@ -19,8 +19,8 @@ class NotRecorded(ValueError, KeyError):
 class ActivationCache(Mapping[str, Tensor]):
     """Site name -> value, in the order of computation. Values are those of the pass, neither moved nor copied.
 
-    `cache["blocks.6.hook_resid_post"]`, `cache["resid_post:6"]`, `cache["resid_post", 6]` and `cache["z:5.3"]` (one head)
-    all work.
+    `cache["blocks.6.hook_resid_post"]`, `cache["resid_post:6"]`, `cache["resid_post", 6]` and `cache["z:5.3"]` (one
+    head) all work.
     """
 
     def __init__(self, values: Mapping[str, Tensor], tokens: Tokens, available: list[str]) -> None:
@@ -35,7 +35,9 @@ class ActivationCache(Mapping[str, Tensor]):
             raise NotRecorded(f"{site!r} names {len(found)} sites; ask for one")
         name, component = found[0].name, found[0].component
         if name not in self._values:
-            raise NotRecorded(f"{name} was not recorded; ask for it by run_with_cache(x, sites={sites.short_name(name)!r})")
+            raise NotRecorded(
+                f"{name} was not recorded; ask for it by run_with_cache(x, sites={sites.short_name(name)!r})"
+            )
         value = self._values[name]
         axis = sites.kind_of(name).component
         if component is None or axis is None:

@@ -40,7 +40,9 @@ class Block(nn.Module):
         mlp = [self.hook_mlp_in, *self.ln2.points(), *self.mlp.points(), self.hook_mlp_out]
         return [self.hook_resid_pre, *inputs, *attention, *mlp, self.hook_resid_post]
 
-    def forward(self, resid: Float[Tensor, "batch pos d_model"], shared: PassInputs) -> Float[Tensor, "batch pos d_model"]:
+    def forward(
+        self, resid: Float[Tensor, "batch pos d_model"], shared: PassInputs
+    ) -> Float[Tensor, "batch pos d_model"]:
         resid = self.hook_resid_pre(resid)
         attn_out = self.hook_attn_out(self.attn(self.ln1(resid), shared, self._split(resid)))
         resid = self.hook_resid_mid(resid + attn_out)

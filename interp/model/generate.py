@@ -159,3 +159,14 @@ def generate_loop(
     decode = time.perf_counter() - start - prefill
     rows = [Continuation(*row) for row in zip(ids, plain, drawn, [not going for going in alive], strict=True)]
     return rows, Timing(prefill, decode, decoded)
+
+
+def result(
+    prompt: str | list[str] | None, texts: list[str], rows: list[Continuation], timing: Timing, one: bool
+) -> Generation:
+    """The loop's rows as a Generation: plain values for one prompt, lists for several."""
+    ids, plain = [row.ids for row in rows], [row.logprobs for row in rows]
+    drawn, stopped = [row.sampling_logprobs for row in rows], [row.stopped for row in rows]
+    if one:
+        return Generation(prompt, texts[0], ids[0], plain[0], drawn[0], stopped[0], timing)
+    return Generation(prompt, texts, ids, plain, drawn, stopped, timing)

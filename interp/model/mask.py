@@ -9,9 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 
-def attention_mask(
-    key_mask: Bool[Tensor, "batch key"], n_queries: int
-) -> Bool[Tensor, "batch 1 query key"]:
+def attention_mask(key_mask: Bool[Tensor, "batch key"], n_queries: int) -> Bool[Tensor, "batch 1 query key"]:
     """True where a query may attend to a key; the queries are the last `n_queries` places of the keys."""
     n_keys = key_mask.shape[1]
     causal = torch.ones(n_queries, n_keys, dtype=torch.bool, device=key_mask.device).tril(n_keys - n_queries)

@@ -1,4 +1,4 @@
-"""The feed-forward layer, plain (act(x W_in) W_out) or gated (act(x W_gate) * (x W_in), Shazeer 2020, arXiv 2002.05202)."""
+"""The feed-forward layer: plain, act(x W_in) W_out, or gated, act(x W_gate) * (x W_in) (Shazeer, arXiv 2002.05202)."""
 
 from collections.abc import Callable
 from functools import partial

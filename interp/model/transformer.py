@@ -22,9 +22,11 @@ from interp.model.attention import PassInputs
 from interp.model.block import Block
 from interp.model.cache import KVCache
 from interp.model.config import ModelConfig
-from interp.model.generate import Generation, Sampling, generate_loop
+from interp.model.generate import Generation, Sampling, generate_loop, result
+from interp.model.inputs import Logits, left_padded, tokens_from_ids
 from interp.model.linear import Embedding
 from interp.model.mask import attention_mask
+from interp.model.named_weights import NamedWeights
 from interp.model.norm import Norm
 from interp.model.position import rope_angles, rope_frequencies
 from interp.tokens import Tokenizer, Tokens
@@ -39,21 +41,7 @@ class Intervention(Protocol):
         ...
 
 
-class Logits(Tensor):
-    """Logits [batch pos d_vocab] that remember their tokens, so that rows of pads are not read by mistake."""
-
-    # Results of operations are plain tensors: they are no longer the logits of these tokens.
-    __torch_function__ = torch._C._disabled_torch_function_impl
-    tokens: Tokens
-
-    @property
-    def last(self) -> Float[Tensor, "batch d_vocab"]:
-        """The logits at each text's last real token."""
-        rows = torch.arange(self.shape[0], device=self.device)
-        return self.as_subclass(Tensor)[rows, self.tokens.last.to(self.device)]
-
-
-class HookedTransformer(nn.Module):
+class HookedTransformer(NamedWeights):
     """A decoder-only transformer with named sites. See `interp.load` for pretrained weights.
 
     Args:
@@ -87,7 +75,7 @@ class HookedTransformer(nn.Module):
         self.hook_embed = HookPoint("hook_embed", self.run)
         self.hook_pos_embed = HookPoint("hook_pos_embed", self.run)
         embeds = [self.hook_embed, *([self.hook_pos_embed] if self.pos_embed is not None else [])]
-        inner = [point for block in self._blocks() for point in block.points()]
+        inner = [point for block in self.iter_blocks() for point in block.points()]
         self.hook_dict = {point.name: point for point in (*embeds, *inner, *self.ln_final.points())}
         """Every HookPoint by full name, in the order of computation."""
         if seed is not None:
@@ -109,7 +97,7 @@ class HookedTransformer(nn.Module):
                 raise ValueError("this model has no tokenizer; pass token ids, or load it with one")
             tokens = self.tokenizer.tokenize(x if isinstance(x, str) else list(x), **options)
         else:
-            tokens = _tokens_from_ids(x)
+            tokens = tokens_from_ids(x)
         ids, n_ctx = tokens.ids, self.cfg.n_ctx
         if ids.numel() and (int(ids.max()) >= self.cfg.d_vocab or int(ids.min()) < 0):
             raise ValueError(f"token ids must lie in 0..{self.cfg.d_vocab - 1}, got {int(ids.min())}..{int(ids.max())}")
@@ -151,7 +139,12 @@ class HookedTransformer(nn.Module):
         return logits
 
     def run_with_cache(
-        self, x: Any, sites: Any = None, *, stop_at_layer: int | None = None, prompt_len: int | Sequence[int] | None = None
+        self,
+        x: Any,
+        sites: Any = None,
+        *,
+        stop_at_layer: int | None = None,
+        prompt_len: int | Sequence[int] | None = None,
     ) -> tuple[Tensor | None, ActivationCache]:
         """(logits, what was recorded). Gradients follow the caller: nothing is detached.
 
@@ -172,7 +165,9 @@ class HookedTransformer(nn.Module):
             raise ValueError(f"{beyond[0]} lies beyond stop_at_layer={stop_at_layer}: it is never computed")
         values: dict[str, Tensor] = {}
         readers: list[tuple[str, Callable[..., Any], str]] = [
-            (name, lambda value, ctx: values.__setitem__(ctx.name, value), "read") for name in names if name not in beyond
+            (name, lambda value, ctx: values.__setitem__(ctx.name, value), "read")
+            for name in names
+            if name not in beyond
         ]
         tokens = self.tokenize(x)
         with attached(self.hook_dict, Request(readers), self.run):
@@ -243,7 +238,7 @@ class HookedTransformer(nn.Module):
         sampling = Sampling(temperature, top_k, top_p, seed)
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-        tokens = _left_padded(self.tokenize(prompt))
+        tokens = left_padded(self.tokenize(prompt))
         n_rows, width = tokens.ids.shape
         if int(tokens.lengths.max()) + max_new_tokens > self.cfg.n_ctx:
             raise ValueError(
@@ -263,11 +258,8 @@ class HookedTransformer(nn.Module):
         stop_ids = frozenset() if eos is None or not stop_at_eos else frozenset((eos,))
         rows, timing = generate_loop(forward, n_rows, max_new_tokens, sampling, stop_ids)
         texts = [self.tokenizer.decode(row.ids) if self.tokenizer is not None else "" for row in rows]
-        lists = (texts, *([getattr(row, key) for row in rows] for key in ("ids", "logprobs", "sampling_logprobs", "stopped")))
-        given = prompt if isinstance(prompt, str) else tokens.texts
-        if isinstance(prompt, str) or (not isinstance(prompt, Tokens) and tokens.texts is None and n_rows == 1):
-            return Generation(given if isinstance(given, str) else None, *(each[0] for each in lists), timing)
-        return Generation(given, *lists, timing)
+        one = isinstance(prompt, str) or (not isinstance(prompt, Tokens) and tokens.texts is None and n_rows == 1)
+        return result(prompt if one and isinstance(prompt, str) else tokens.texts, texts, rows, timing, one)
 
     # Sites and weights --------------------------------------------------------------------------------------------
 
@@ -285,46 +277,24 @@ class HookedTransformer(nn.Module):
         return sites.expand(wanted, self.site_names)
 
     def sites(self) -> pd.DataFrame:
-        """A table of all sites: name, shorthand, layer, shape, size, meaning, and which are computed only on request."""
+        """A table of all sites: name, shorthand, layer, shape, size, meaning, and which come only on request."""
         cfg = self.cfg
-        size = {"d_model": cfg.d_model, "head": cfg.n_heads, "kv_head": cfg.kv_heads, "d_head": cfg.d_head, "d_mlp": cfg.d_mlp}
+        size = {
+            "d_model": cfg.d_model,
+            "head": cfg.n_heads,
+            "kv_head": cfg.kv_heads,
+            "d_head": cfg.d_head,
+            "d_mlp": cfg.d_mlp,
+        }
         rows = []
         for name in self.hook_dict:
             kind = sites.kind_of(name)
             sizes = " ".join(str(size.get(axis, axis)) for axis in kind.shape.split())
-            rows.append((name, sites.short_name(name), sites.layer_of(name), kind.shape, sizes, kind.meaning, kind.on_request))
+            rows.append(
+                (name, sites.short_name(name), sites.layer_of(name), kind.shape, sizes, kind.meaning, kind.on_request)
+            )
         columns = ["site", "shorthand", "layer", "shape", "size", "meaning", "on_request"]
         return pd.DataFrame(rows, columns=pd.Index(columns)).astype({"layer": "Int64"})
-
-    @property
-    def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
-        """Embedding rows."""
-        return self.embed.weight
-
-    @property
-    def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
-        """Unembedding columns, a view."""
-        return self._unembedding().T
-
-    @property
-    def W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
-        """Stacked copy; `blocks[l].attn.W_Q` is the view that writes through."""
-        return torch.stack([block.attn.W_Q for block in self._blocks()])
-
-    @property
-    def W_K(self) -> Float[Tensor, "layer kv_head d_model d_head"]:
-        """Stacked copy with the kv_head axis."""
-        return torch.stack([block.attn.W_K for block in self._blocks()])
-
-    @property
-    def W_V(self) -> Float[Tensor, "layer kv_head d_model d_head"]:
-        """Stacked copy with the kv_head axis."""
-        return torch.stack([block.attn.W_V for block in self._blocks()])
-
-    @property
-    def W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
-        """Stacked copy."""
-        return torch.stack([block.attn.W_O for block in self._blocks()])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -348,10 +318,10 @@ class HookedTransformer(nn.Module):
 
     def unembed_logits(self, resid: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_vocab"]:
         """Final norm (recomputed for these rows) and unembedding of any stream; fires no hooks."""
-        return nn.functional.linear(self.ln_final.silent(resid), self._unembedding())
+        return nn.functional.linear(self.ln_final.silent(resid), self.unembedding())
 
     def loss(self, x: Any, *, per_token: bool = False) -> Tensor:
-        """Mean next-token loss in nats over real tokens; `per_token` gives [batch, pos - 1] with 0 where there is none."""
+        """Mean next-token loss in nats over real tokens; `per_token` gives [batch, pos - 1], 0 where there is none."""
         logits = self(x)
         assert isinstance(logits, Logits)
         ids, mask = logits.tokens.ids, logits.tokens.mask
@@ -384,14 +354,6 @@ class HookedTransformer(nn.Module):
 
     # The pass, in parts -------------------------------------------------------------------------------------------
 
-    def _blocks(self) -> Iterator[Block]:
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            yield block
-
-    def _unembedding(self) -> Tensor:
-        return self.embed.weight if self.unembed is None else self.unembed.weight
-
     def _stop(self, stop_at_layer: int | None) -> int | None:
         if stop_at_layer is None:
             return None
@@ -407,7 +369,9 @@ class HookedTransformer(nn.Module):
         lengths = torch.as_tensor(prompt_len, device=self.device).long().reshape(-1)
         lengths = lengths.expand(batch) if lengths.numel() == 1 else lengths
         if lengths.shape != (batch,) or (lengths < 1).any() or (lengths > tokens.lengths).any():
-            raise ValueError(f"prompt_len={prompt_len!r} does not fit {batch} texts of {tokens.lengths.tolist()} tokens")
+            raise ValueError(
+                f"prompt_len={prompt_len!r} does not fit {batch} texts of {tokens.lengths.tolist()} tokens"
+            )
         return lengths
 
     def _begin(
@@ -443,7 +407,7 @@ class HookedTransformer(nn.Module):
         return PassInputs(cos, sin, mask, plain and n_queries > 1, kv)
 
     def _head(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
-        return nn.functional.linear(self.ln_final(resid), self._unembedding())
+        return nn.functional.linear(self.ln_final(resid), self.unembedding())
 
     def _next_logits(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch d_vocab"]:
         """Logits of the last place alone, unless a hook on the final norm must see them all."""
@@ -452,29 +416,6 @@ class HookedTransformer(nn.Module):
         logits = self._head(resid)[:, -1]
         self._end(None)
         return logits
-
-
-def _tokens_from_ids(x: Any) -> Tokens:
-    try:
-        ids = torch.as_tensor(x)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"expected text, texts, token ids or Tokens, got {type(x).__name__}: {error}") from error
-    if ids.is_floating_point() or ids.dtype == torch.bool or ids.ndim not in (1, 2):
-        raise ValueError(
-            f"token ids must be integers of shape [pos] or [batch pos], got {ids.dtype} {tuple(ids.shape)}"
-            if ids.numel()
-            else "the text is empty: there is no token to run the model on"
-        )
-    ids = ids.long() if ids.ndim == 2 else ids.long()[None]
-    return Tokens(ids, torch.ones_like(ids, dtype=torch.bool), False, None)
-
-
-def _left_padded(tokens: Tokens) -> Tokens:
-    """The same texts with their pads on the left, so that every row's next token is the last place."""
-    if bool(tokens.mask[:, -1].all()):
-        return tokens
-    order = tokens.mask.int().argsort(dim=1, stable=True)
-    return Tokens(tokens.ids.gather(1, order), tokens.mask.gather(1, order), tokens.bos_added, tokens.texts)
 
 
 def _before(name: str, stop: int | None) -> bool:

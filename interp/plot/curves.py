@@ -12,6 +12,7 @@ from interp.plot.style import (
     BLUE,
     CATEGORIES,
     GREY,
+    INK,
     MONO,
     ORANGE,
     clamp,
@@ -38,7 +39,9 @@ def next_token_bars(frame: pd.DataFrame, *, top: int = 10) -> alt.LayerChart:
         tooltip=[alt.Tooltip("name:N", title="token"), alt.Tooltip("prob:Q", title="probability", format=".4f")],
     )
     bars = base.mark_bar(color=BLUE, cornerRadiusEnd=2)
-    return finish(alt.layer(bars, base.mark_text(align="left", dx=4).encode(text="said:N")), 420, alt.Step(22))
+    return finish(
+        alt.layer(bars, base.mark_text(align="left", dx=4, color=INK).encode(text="said:N")), 420, 22 * len(table)
+    )
 
 
 def token_bars(
@@ -46,18 +49,18 @@ def token_bars(
 ) -> alt.Chart:
     """One number per token of a text, in reading order. `frame`: `pos`, `token` and the column `y`."""
     need(frame, "pos", "token", y)
-    table = frame[["pos", y]].copy()
+    table = frame[["pos"]].assign(**{y: frame[y].astype(float)})
     table["row"] = row_labels(frame["pos"], frame["token"])
     order = table.sort_values("pos")["row"].tolist()
     colour = alt.value(BLUE) if selected is None else alt.when(f"datum.pos == {selected}").then(alt.value(ORANGE))
     chart = alt.Chart(rows(table)).mark_bar(color=BLUE, cornerRadiusEnd=2)
     chart = chart.encode(
-        x=alt.X("row:N", sort=order, title=None, axis=alt.Axis(labelAngle=-60, labelFont=MONO, labelLimit=90)),
+        x=alt.X("row:N", sort=order, title=None, axis=alt.Axis(labelAngle=-90, labelFont=MONO, labelLimit=90)),
         y=alt.Y(f"{y}:Q", title=f"{words(y)} ({unit})"),
         color=colour if selected is None else colour.otherwise(alt.value(BLUE)),
         tooltip=[alt.Tooltip("row:N", title="token"), alt.Tooltip(f"{y}:Q", title=words(y), format=".3f")],
     )
-    return finish(chart, alt.Step(clamp(760 / len(table), 12, 34)), 150)
+    return finish(chart, len(table) * clamp(760 / len(table), 12, 34), 150)
 
 
 def layer_curve(
@@ -99,10 +102,17 @@ def layer_curve(
     lines = list(dict.fromkeys(table["line"]))
     scale = alt.Scale(zero=False) if domain is None else alt.Scale(domain=list(domain), clamp=True)
     vertical = alt.Y(f"{y}:Q", title=title or words(y), scale=scale)
+    first, last = int(table["layer"].min()), int(table["layer"].max())
+    edge = last + (0.26 * (last - first) if baselines else 0)
     base = alt.Chart(rows(table)).encode(
-        x=alt.X("layer:Q", title="layer", axis=alt.Axis(tickMinStep=1, grid=False)).scale(nice=False, padding=8),
+        x=alt.X("layer:Q", title="layer", axis=_layer_axis(first, last)).scale(
+            domain=[first, edge], nice=False, padding=8
+        ),
         color=alt.Color(
-            "line:N", sort=lines, title=None, legend=alt.Legend(orient="top") if len(lines) > 1 else None
+            "line:N",
+            sort=lines,
+            title=None,
+            legend=_top_legend(len(lines)),
         ).scale(domain=lines, range=CATEGORIES[: len(lines)] if len(lines) <= len(CATEGORIES) else alt.Undefined),
     )
     tooltip = [alt.Tooltip("line:N", title=colour or "line"), alt.Tooltip("layer:Q", format="d")]
@@ -111,7 +121,7 @@ def layer_curve(
     layers: list[Any] = []
     if low and high:
         layers.append(base.mark_area(opacity=0.18).encode(y=alt.Y(f"{low}:Q", scale=scale), y2=f"{high}:Q"))
-    layers += rules(baselines or {}, domain or (table[y].min(), table[y].max()))
+    layers += rules(baselines or {}, domain or (table[y].min(), table[y].max()), first, last)
     layers.append(base.mark_line(strokeWidth=2).encode(y=vertical))
     points = base.mark_point(filled=True, opacity=1).encode(y=vertical, tooltip=tooltip)
     layers.append(points.encode(size=alt.when("datum.chosen").then(alt.value(130)).otherwise(alt.value(28))))
@@ -124,37 +134,41 @@ def reliability(
     """Reliability diagram over a histogram: on the diagonal, what is said with probability p is right p of the time.
 
     Args:
-        bins: a row per bin: `confidence` (mean), `accuracy` (share right), `n`; `low` and `high` where there is an
-            interval.
+        bins: a row per bin: `low` and `high` (edges), `n`, `confidence` (mean p), `accuracy` (share right), and
+            `accuracy_low` and `accuracy_high` where there is an interval.
         state: column that tells several diagrams apart, for example before and after temperature scaling.
-        null_band: 95 % of the ECE that perfect calibration gives at this n; stands in the title.
+        null_band: 95 % band of the ECE of a calibrated source with this n; stands in the title.
     """
-    need(bins, "confidence", "accuracy", "n", *([state] if state else []))
+    need(bins, "low", "high", "n", "confidence", "accuracy", *([state] if state else []))
     table = bins[bins["n"] > 0].copy()
-    table["state"] = table[state].astype(str) if state else "model"
+    need(table, "n")
+    table["state"] = [token_label(str(value)) for value in table[state]] if state else "model"
     states = list(dict.fromkeys(table["state"]))
-    colour = alt.Color("state:N", sort=states, title=None, legend=alt.Legend(orient="top") if state else None)
-    colour = colour.scale(domain=states, range=[ORANGE, BLUE, *CATEGORIES[2:]][: len(states)] if state else [BLUE])
-    x = alt.X("confidence:Q", title="predicted probability").scale(domain=[0, 1])
-    base = alt.Chart(rows(table)).encode(x=x, color=colour)
-    tooltip = ["state:N", *[alt.Tooltip(f"{c}:Q", format=".3f") for c in ("confidence", "accuracy")], "n:Q"]
-    diagonal = alt.Chart(pd.DataFrame({"confidence": [0.0, 1.0], "accuracy": [0.0, 1.0]}))
+    colour = alt.Color("state:N", sort=states, title=None, legend=_top_legend(len(states)))
+    colour = colour.scale(domain=states, range=([ORANGE, BLUE, *CATEGORIES[2:]] if state else [BLUE])[: len(states)])
+    x = alt.X("confidence:Q", title=None).scale(domain=[0, 1])
     y = alt.Y("accuracy:Q", title="share that was right").scale(domain=[0, 1])
-    layers: list[Any] = [diagonal.mark_line(color=GREY, strokeDash=[4, 4], strokeWidth=1.2).encode(x=x, y=y)]
-    if {"low", "high"} <= set(table):
-        layers.append(base.mark_rule(opacity=0.6).encode(y="low:Q", y2="high:Q"))
-    layers.append(base.mark_line(strokeWidth=2).encode(y=y))
-    layers.append(base.mark_point(filled=True, size=50, opacity=1).encode(y=y, tooltip=tooltip))
-    counts = base.mark_bar(width=10, opacity=0.75).encode(
-        y=alt.Y("n:Q", title="n", axis=alt.Axis(tickCount=2)).stack(None), tooltip=tooltip
-    )
-    note = (
-        f"perfect calibration at this n gives an ECE of {null_band[0]:.3f} to {null_band[1]:.3f}" if null_band else ""
-    )
-    upper = alt.layer(*layers).properties(width=360, height=300)
-    if note:
+    columns = [c for c in ("low", "high", "confidence", "accuracy", "accuracy_low", "accuracy_high") if c in table]
+    tooltip = ["state:N", *[alt.Tooltip(f"{c}:Q", title=words(c), format=".3f") for c in columns], "n:Q"]
+    base = alt.Chart(rows(table[["state", "n", *columns]])).encode(color=colour, tooltip=tooltip)
+    diagonal = alt.Chart(pd.DataFrame({"confidence": [0.0, 1.0], "accuracy": [0.0, 1.0]}))
+    layers: list[alt.Chart] = [diagonal.mark_line(color=GREY, strokeDash=[4, 4], strokeWidth=1.2).encode(x=x, y=y)]
+    if {"accuracy_low", "accuracy_high"} <= set(table):
+        layers.append(base.mark_rule(opacity=0.6).encode(x=x, y="accuracy_low:Q", y2="accuracy_high:Q"))
+    layers.append(base.mark_line(strokeWidth=2).encode(x=x, y=y))
+    layers.append(base.mark_point(filled=True, size=50, opacity=1).encode(x=x, y=y))
+    upper = alt.layer(*layers).properties(width=380, height=300)
+    if null_band is not None:
+        note = f"a calibrated source with this n has an ECE of {null_band[0]:.3f} to {null_band[1]:.3f}"
         upper = upper.properties(title=alt.TitleParams(note, fontSize=11, fontWeight="normal", anchor="start"))
-    return alt.vconcat(upper, counts.properties(width=360, height=60), spacing=8).properties(background="transparent")
+    counts = base.mark_rect(opacity=0.6).encode(
+        x=alt.X("low:Q", title="predicted probability").scale(domain=[0, 1]),
+        x2="high:Q",
+        y=alt.Y("n:Q", title="n", axis=alt.Axis(tickCount=2)),
+        y2=alt.datum(0),
+    )
+    both = alt.vconcat(upper, counts.properties(width=380, height=60), spacing=8)
+    return both.properties(background="transparent")
 
 
 def fvu_curve(pca: pd.DataFrame, *, fvu: float, l0: float, name: str = "SAE") -> alt.LayerChart:
@@ -170,7 +184,9 @@ def fvu_curve(pca: pd.DataFrame, *, fvu: float, l0: float, name: str = "SAE") ->
     table = pd.concat([pca.assign(model="PCA"), pd.DataFrame([{"rank": l0, "fvu": fvu, "model": name}])])
     colour = alt.Color("model:N", title=None, legend=None).scale(domain=["PCA", name], range=[GREY, BLUE])
     base = alt.Chart(rows(table[["rank", "fvu", "model"]])).encode(
-        x=alt.X("rank:Q", title="components for each token: PCA's rank, the SAE's L0").scale(type="log", base=2),
+        x=alt.X("rank:Q", title="components for each token: PCA's rank, the SAE's L0").scale(
+            type="log", base=2, nice=False, padding=24
+        ),
         y=alt.Y("fvu:Q", title="fraction of variance unexplained").scale(domain=[0, 1]),
         color=colour,
         tooltip=["model:N", alt.Tooltip("rank:Q", format=".3~g"), alt.Tooltip("fvu:Q", format=".3f")],
@@ -197,10 +213,12 @@ def steering_effect(effects: pd.DataFrame, *, unit: str = "nats") -> alt.LayerCh
     need(table, "effect")
     table["kind"] = np.where(table["direction"] == "vector", "vector", "random directions")
     table["direction"] = [token_label(str(name)) for name in table["direction"]]
-    colour = alt.Color("kind:N", title=None, legend=alt.Legend(orient="top"))
+    colour = alt.Color("kind:N", title=None, legend=_top_legend(2))
     y = alt.Y("effect:Q", title=f"effect ({unit})").scale(zero=True)
     base = alt.Chart(rows(table)).encode(
-        x=alt.X("strength:Q", title="strength (typical norms of the site)").scale(nice=True, padding=12),
+        x=alt.X("strength:Q", title="strength (typical norms of the site)", axis=alt.Axis(grid=False)).scale(
+            padding=12
+        ),
         color=colour.scale(domain=["vector", "random directions"], range=[BLUE, GREY]),
         tooltip=[
             "direction:N",
@@ -211,7 +229,19 @@ def steering_effect(effects: pd.DataFrame, *, unit: str = "nats") -> alt.LayerCh
     layers: list[alt.Chart] = [zero_line()]
     if {"low", "high"} <= set(table):
         layers.append(vector.mark_area(opacity=0.18).encode(y=alt.Y("low:Q", title=f"effect ({unit})"), y2="high:Q"))
-    layers.append(random.mark_tick(thickness=1.5, width=18, opacity=0.75).encode(y=y))
+    layers.append(random.mark_tick(orient="horizontal", thickness=1.5, width=18, opacity=0.75).encode(y=y))
     layers.append(vector.mark_line(strokeWidth=2).encode(y=y))
     layers.append(vector.mark_point(filled=True, size=60, opacity=1).encode(y=y))
     return finish(alt.layer(*layers), 520, 260)
+
+
+def _layer_axis(first: int, last: int) -> alt.Axis:
+    """Whole layers only, none beyond the last, and -1 by its name."""
+    step = max(1, -(-(last - first) // 15))
+    values = [layer for layer in range(first, last + 1) if layer == first or (layer % step == 0 and layer > first + 1)]
+    return alt.Axis(values=values, grid=False, labelExpr="datum.value < 0 ? 'embed' : datum.label")
+
+
+def _top_legend(entries: int) -> alt.Legend | None:
+    """A legend above the chart where there is something to tell apart."""
+    return alt.Legend(orient="top", symbolOpacity=1) if entries > 1 else None

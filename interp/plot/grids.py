@@ -10,6 +10,7 @@ import pandas as pd
 from jaxtyping import Num
 
 from interp.plot.style import (
+    INK,
     MONO,
     ORANGE,
     ceiling,
@@ -27,7 +28,7 @@ from interp.plot.style import (
 STATISTICS = {
     "p_top1": ("probability of the top token", ".3f"),
     "entropy": ("entropy (nats)", ".2f"),
-    "kl": ("KL(final ‖ layer) (nats)", ".2f"),
+    "kl": ("KL(final || layer) (nats)", ".2f"),
     "rank": ("rank of the final token", ",d"),
 }
 """What `lens_grid` can colour by: title and number format."""
@@ -38,8 +39,8 @@ _ON_TOP = alt.Axis(orient="top", labelAngle=0, ticks=False, domain=False)
 _LAYERS = alt.Axis(
     orient="top", labelAngle=0, ticks=False, domain=False, labelExpr="datum.value < 0 ? 'embed' : datum.label"
 )
-_WHITE_FROM = 0.85
-"""Text turns white on cells above this share of full colour: there black and white read alike (4.5 to 1)."""
+_WHITE_FROM = 0.79
+"""Text turns white on cells above this share of full colour: there black and white read alike, about 4 to 1."""
 
 
 def head_grid(
@@ -57,7 +58,7 @@ def head_grid(
         metric: column that colours the cells.
         domain: ends of the colour scale; a value beyond takes the end's colour. None is 0 to 1, and for larger values
             (an entropy) 0 to the next whole number.
-        selected: (layer, head) to mark.
+        selected: (layer, head) to mark; None marks the one that is clicked.
     """
     need(frame, "layer", "head", metric)
     table = frame[["layer", "head", metric]].copy()
@@ -73,17 +74,16 @@ def head_grid(
         y=alt.Y("layer:O", title="layer", axis=alt.Axis(ticks=False, domain=False)).scale(padding=0.06),
     )
     cells = base.mark_rect(cornerRadius=2, cursor="pointer").encode(
-        color=fill(metric, words(metric), domain or (0.0, ceiling(frame[metric]))),
-        stroke=alt.when(click, empty=False).then(alt.value(ORANGE)),
-        strokeWidth=alt.when(click, empty=False).then(alt.value(2.5)).otherwise(alt.value(0)),
-        tooltip=tooltip,
+        color=fill(metric, words(metric), domain or (0.0, ceiling(frame[metric]))), tooltip=tooltip
     )
     layers: list[alt.Chart] = [cells.add_params(click)]
-    if selected is not None:
-        ring = base.transform_filter(f"datum.layer == {int(selected[0])} && datum.head == {int(selected[1])}")
-        layers.append(ring.mark_rect(filled=False, stroke=ORANGE, strokeWidth=2.5, cornerRadius=2, tooltip=None))
+    if selected is None:
+        chosen = base.transform_filter({"param": "head", "empty": False})
+    else:
+        chosen = base.transform_filter(f"datum.layer == {int(selected[0])} && datum.head == {int(selected[1])}")
+    layers.append(chosen.mark_rect(filled=False, stroke=ORANGE, strokeWidth=2.5, cornerRadius=2, tooltip=None))
     across, down = frame["head"].nunique(), frame["layer"].nunique()
-    return finish(alt.layer(*layers), alt.Step(clamp(480 / across, 14, 40)), alt.Step(clamp(460 / down, 12, 28)))
+    return finish(alt.layer(*layers), across * clamp(480 / across, 14, 40), down * clamp(460 / down, 12, 28))
 
 
 def lens_grid(
@@ -115,11 +115,11 @@ def lens_grid(
         raise ValueError("the frame has several rows for one layer and position: pass one text and one site per layer")
     table = table.assign(
         row=row_labels(table["pos"], table["token"]),
-        cell=[token_label(text, 7) for text in table["top1"]],
+        cell=[token_label(text)[:12] for text in table["top1"]],
         top=[token_label(text) for text in table["top1"]],
         settles=_first_settled(table, kept),
     )
-    table["shade"], end, legend = _shade(table[statistic], statistic, d_vocab)
+    table["shade"], end, label = _shade(table[statistic], statistic, d_vocab)
     present = [name for name in STATISTICS if name in table]
     base = alt.Chart(rows(table[["layer", "row", "cell", "top", "shade", "settles", *present]])).encode(
         x=alt.X("layer:O", title="layer", axis=_LAYERS).scale(padding=0.04),
@@ -132,22 +132,24 @@ def lens_grid(
         ],
     )
     cells = base.mark_rect(cornerRadius=2).encode(
-        color=fill("shade", STATISTICS[statistic][0], (0.0, end), legend),
+        color=fill("shade", STATISTICS[statistic][0], (0.0, end), label),
         stroke=alt.when("datum.settles").then(alt.value(ORANGE)),
         strokeWidth=alt.when("datum.settles").then(alt.value(1.8)).otherwise(alt.value(0)),
     )
-    text = base.mark_text(fontSize=10, font=MONO, limit=56).encode(
-        text="cell:N", color=alt.when(f"datum.shade > {_WHITE_FROM * end}").then(alt.value("white"))
+    text = base.mark_text(fontSize=10, font=MONO, limit=alt.ExprRef("bandwidth('x') - 3")).encode(
+        text="cell:N",
+        color=alt.when(f"datum.shade > {_WHITE_FROM * end}").then(alt.value("white")).otherwise(alt.value(INK)),
     )
-    return finish(alt.layer(cells, text), alt.Step(clamp(760 / len(kept), 40, 60)), alt.Step(22))
+    return finish(alt.layer(cells, text), len(kept) * clamp(760 / len(kept), 40, 60), 22 * table["pos"].nunique())
 
 
-def attention_matrix(weights: Num[np.ndarray, "..."], tokens: Sequence[str]) -> alt.Chart:
+def attention_matrix(weights: Num[np.ndarray, "..."], tokens: Sequence[str], *, start: int = 0) -> alt.Chart:
     """One head's attention: rows look (and predict the next token), columns are looked at. Colour is fixed to 0 to 1.
 
     Args:
         weights: attention [query key]; keys after their query are masked in a causal model and left empty.
         tokens: the token of each position, for the labels.
+        start: position of the first token, for a window of a longer text.
 
     Raises:
         ValueError: `weights` without one row and one column per token, or over 64 tokens.
@@ -157,14 +159,14 @@ def attention_matrix(weights: Num[np.ndarray, "..."], tokens: Sequence[str]) -> 
         raise ValueError(f"weights {weights.shape} need one row and one column for each of the {n} tokens")
     if n > 64:
         raise ValueError(f"{n} tokens are too many to read as a matrix: pass a window of at most 64")
-    names = row_labels(range(n), tokens, width=12)
+    names = row_labels(range(start, start + n), tokens, width=12)
     query, key = np.tril_indices(n)
     table = pd.DataFrame({"weight": weights[query, key].astype(float)})
     table["query"], table["key"] = [names[q] for q in query], [names[k] for k in key]
     axis = {"labelFont": MONO, "ticks": False, "domain": False, "labelFontSize": 11 if n <= 40 else 9}
     chart = alt.Chart(rows(table)).mark_rect(cornerRadius=1)
     chart = chart.encode(
-        x=alt.X("key:N", sort=names, title="source: is looked at", axis=alt.Axis(labelAngle=-60, **axis)),
+        x=alt.X("key:N", sort=names, title="source: is looked at", axis=alt.Axis(labelAngle=-90, **axis)),
         y=alt.Y("query:N", sort=names, title="destination: looks, and predicts the next token", axis=alt.Axis(**axis)),
         color=fill("weight", "attention", (0.0, 1.0)),
         tooltip=[
@@ -173,8 +175,8 @@ def attention_matrix(weights: Num[np.ndarray, "..."], tokens: Sequence[str]) -> 
             alt.Tooltip("weight:Q", title="attention", format=".3f"),
         ],
     )
-    step = alt.Step(clamp(560 / n, 10, 30))
-    return finish(chart, step, step)
+    size = n * clamp(560 / n, 10, 30)
+    return finish(chart, size, size)
 
 
 def kept_layers(layers: Sequence[int], columns: int = 16) -> list[int]:
@@ -202,8 +204,8 @@ def _first_settled(table: pd.DataFrame, kept: Sequence[int]) -> list[bool]:
     return (table["layer"] == shown).tolist()
 
 
-def _shade(values: pd.Series, statistic: str, d_vocab: int | None) -> tuple[pd.Series, float, alt.Legend | None]:
-    """Amount of colour of each cell, the amount that is full, and a legend that speaks of the statistic itself."""
+def _shade(values: pd.Series, statistic: str, d_vocab: int | None) -> tuple[pd.Series, float, str | None]:
+    """Amount of colour of each cell, the amount that is full, and legend numbers of the statistic itself."""
     if statistic == "p_top1":
         return values, 1.0, None
     shown = pd.Series(np.log10(values + 1.0)) if statistic == "rank" else values
@@ -211,4 +213,4 @@ def _shade(values: pd.Series, statistic: str, d_vocab: int | None) -> tuple[pd.S
     end = ends.get(statistic, ceiling(shown))
     said = f"{end} - datum.value"
     label = f"format(round(pow(10, {said}) - 1), ',d')" if statistic == "rank" else f"format({said}, '.2~f')"
-    return end - shown, end, alt.Legend(gradientLength=140, titleLimit=240, labelExpr=label)
+    return end - shown, end, label

@@ -4,6 +4,7 @@ import html
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,12 +23,16 @@ AnyChart = TypeVar("AnyChart", alt.Chart, alt.LayerChart)
 BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY = "#1f7ac8", "#d98a00", "#009e73", "#b3629a", "#d55e00", "#56b4e9"
 CATEGORIES = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY)
 GREY = "#808894"
-FILL = ["rgba(23,101,173,0.05)", "rgba(23,101,173,1)"]
+INK = "currentColor"
+"""Colour of text marks: in a page the surrounding text's, on canvas and in SVG alike."""
+FILL = ["rgba(23,101,173,0.06)", "rgba(23,101,173,1)"]
 MONO = "DejaVu Sans Mono, ui-monospace, Menlo, Consolas, monospace"
 LIMIT = 5000
 """Most marks in one chart: beyond it a browser stutters, and nobody reads it."""
 
+DARK = "#1f2328"
 _FONT = "Arial, Helvetica, sans-serif"
+_SHORT = {"auroc": "AUROC", "kl": "KL", "fvu": "FVU", "ece": "ECE", "brier": "Brier score"}
 _CSP = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -55,8 +60,8 @@ def row_labels(positions: Iterable[int], tokens: Iterable[str], width: int = 14)
 
 
 def words(column: str) -> str:
-    """A column name as words."""
-    return column.replace("_", " ")
+    """A column name as a reader knows it."""
+    return _SHORT.get(column, column.replace("_", " "))
 
 
 # ----------------------------------------------------------------------------------------------------------- pieces
@@ -78,10 +83,27 @@ def rows(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def fill(field: str, title: str, domain: Sequence[float], legend: alt.Legend | None = None) -> alt.Color:
-    """Colour of a cell: one hue from transparent to full, so that it reads on white and on black."""
-    scale = alt.Scale(domain=list(domain), range=FILL, clamp=True)
-    legend = legend or alt.Legend(orient="right", gradientLength=140, titleLimit=240)
+def fill(field: str, title: str, domain: Sequence[float], label: str | None = None) -> alt.Color:
+    """Colour of a cell: one hue from transparent to full, so that it reads on white and on black.
+
+    The legend stands above the chart, where it costs no width, and is made of squares: a gradient is an SVG reference to
+    the page's address, and vanishes when a dashboard changes its address. `label` is a Vega expression for its numbers.
+    """
+    low, high = domain
+    legend = alt.Legend(
+        type="symbol",
+        orient="top",
+        direction="horizontal",
+        symbolType="square",
+        symbolSize=150,
+        symbolStrokeWidth=0,
+        symbolOpacity=1,
+        titleOrient="left",
+        titleLimit=300,
+        values=[low + (high - low) * share for share in (0.0, 0.25, 0.5, 0.75, 1.0)],
+        labelExpr=label or "format(datum.value, '.3~g')",
+    )
+    scale = alt.Scale(domain=[low, high], range=FILL, clamp=True)
     return alt.Color(f"{field}:Q", title=title, scale=scale, legend=legend)
 
 
@@ -91,29 +113,28 @@ def row_axis(selected: int | None = None) -> alt.Axis:
     if selected is not None:
         test = f"indexof(datum.label, '{int(selected)}:') === 0"
         weight = alt.condition(test, alt.value("bold"), alt.value("normal"))
-    return alt.Axis(labelFont=MONO, labelLimit=170, labelFontWeight=weight, ticks=False, domain=False)
+    return alt.Axis(labelFont=MONO, labelLimit=130, labelFontWeight=weight, ticks=False, domain=False)
 
 
-def rules(baselines: Mapping[str, float], domain: Sequence[float]) -> list[alt.Chart]:
-    """Dashed lines with their names at the right edge; names that would overlap are spread."""
+def rules(baselines: Mapping[str, float], domain: Sequence[float], start: float, end: float) -> list[alt.Chart]:
+    """Dashed lines from x = start to end at each baseline, named in the margin beyond, where the names are spread."""
     if not baselines:
         return []
-    gap = 0.055 * (domain[1] - domain[0])
+    gap, margin = 0.058 * (domain[1] - domain[0]), 0.02 * (end - start)
     named = sorted(baselines.items(), key=lambda pair: pair[1])
-    at = np.array([value for _, value in named], dtype=float)
-    middle = at.mean()
+    value = np.array([v for _, v in named], dtype=float)
+    at = value.copy()
     for i in range(1, len(at)):
         at[i] = max(at[i], at[i - 1] + gap)
-    at += middle - at.mean()
-    table = pd.DataFrame(
-        [{"value": v, "at": float(y), "name": f"{token_label(words(n))} {v:.3f}"} for (n, v), y in zip(named, at)]
-    )
+    at += value.mean() - at.mean()
+    at += max(0.0, domain[0] - at[0]) - max(0.0, at[-1] - domain[1])
+    table = pd.DataFrame({"value": value, "at": at, "start": start, "end": end, "label": end + margin})
+    table["name"] = [f"{token_label(words(name), 24)} {v:.3f}" for name, v in named]
     base = alt.Chart(table)
-    line = base.mark_rule(color=GREY, strokeDash=[5, 4], strokeWidth=1.2).encode(y="value:Q", tooltip="name:N")
-    text = base.mark_text(align="right", dx=-4, dy=-6, fontSize=10, color=GREY).encode(
-        x=alt.value("width"), y="at:Q", text="name:N"
-    )
-    return [line, text]
+    line = base.mark_rule(color=GREY, strokeDash=[5, 4]).encode(x="start:Q", x2="end:Q", y="value:Q", tooltip="name:N")
+    lead = base.mark_rule(color=GREY, strokeWidth=0.7).encode(x="end:Q", x2="label:Q", y="value:Q", y2="at:Q")
+    text = base.mark_text(align="left", dx=3, fontSize=10, color=INK).encode(x="label:Q", y="at:Q", text="name:N")
+    return [line, lead, text]
 
 
 def zero_line() -> alt.Chart:
@@ -140,20 +161,23 @@ def ceiling(values: pd.Series) -> float:
 # ----------------------------------------------------------------------------------------------------------- output
 
 
-def to_svg(chart: Chart, ink: str = "#1f2328") -> str:
+def to_svg(chart: Chart, ink: str = DARK) -> str:
     """A chart as SVG text, without network.
 
     Args:
         chart: any chart of this package.
         ink: colour of text and axes; `currentColor` takes the surrounding page's, for SVG inside HTML.
     """
-    return vl_convert.vegalite_to_svg(chart.to_dict(), config=_config(ink), allowed_base_urls=[])
+    svg = vl_convert.vegalite_to_svg(chart.to_dict(), config=_config(ink), allowed_base_urls=[])
+    if ink != INK:
+        svg = svg.replace("<svg ", f'<svg color="{html.escape(ink)}" ', 1)
+    # Half of the file are digits beyond a hundredth of a pixel. Only in attributes: a text may be any number.
+    return re.sub(r' (?:d|transform)="[^"]*"', lambda found: re.sub(r"\d+\.\d{3,}", _hundredth, found[0]), svg)
 
 
 def to_png(chart: Chart, scale: float = 2.0) -> bytes:
     """A chart as PNG on white, `scale` device pixels for each CSS pixel."""
-    spec = {**chart.to_dict(), "background": "white"}
-    return vl_convert.vegalite_to_png(spec, scale=scale, config=_config("#1f2328"), allowed_base_urls=[])
+    return vl_convert.svg_to_png(to_svg(chart.properties(background="white")), scale=scale)
 
 
 def to_html(chart: Chart, title: str = "Chart") -> str:
@@ -161,14 +185,14 @@ def to_html(chart: Chart, title: str = "Chart") -> str:
 
     The chart is data in the script: `<` is escaped, since `</script>` in a token would otherwise end it.
     """
-    spec = json.dumps({**chart.to_dict(), "background": "white", "config": _config("#1f2328")}).replace("<", "\\u003c")
+    spec = json.dumps({**chart.to_dict(), "background": "white", "config": _config(DARK)}).replace("<", "\\u003c")
     options = json.dumps({"renderer": "svg", "actions": False})
     script = vl_convert.javascript_bundle(f"vegaEmbed('#chart', {spec}, {options});")
     assert "</script" not in script.lower(), "the bundled libraries would end their own script element"
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_CSP}"></head>\n'
-        f'<body><div id="chart"></div>\n<script>{script}</script></body></html>\n'
+        f'<body style="color: {DARK}"><div id="chart"></div>\n<script>{script}</script></body></html>\n'
     )
 
 
@@ -185,11 +209,16 @@ def save_chart(chart: Chart, path: str | os.PathLike[str]) -> Path:
     return artifact.atomic_write(path, made(chart))
 
 
+def _hundredth(number: re.Match[str]) -> str:
+    return f"{float(number[0]):.2f}"
+
+
 def _config(ink: str) -> dict[str, Any]:
     quiet = {"labelColor": ink, "titleColor": ink, "labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": 500}
     lines = {"domainColor": ink, "tickColor": ink, "gridColor": ink}
     opacity = {"domainOpacity": 0.35, "tickOpacity": 0.35, "gridOpacity": 0.12, "labelOpacity": 0.9}
     return {
+        "aria": False,  # a quarter of the size; whoever embeds the picture gives it one label
         "font": _FONT,
         "axis": {**quiet, **lines, **opacity, "titlePadding": 8},
         "legend": quiet,

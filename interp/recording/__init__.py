@@ -46,8 +46,8 @@ def record(
 ) -> Store:
     """Run a model over texts and keep its activations.
 
-    The same call again, after an interruption or not, goes on where the store stands and gives the same bytes on one kind
-    of machine: batches and thread count are taken from the store that is there.
+    The same call again, after an interruption or not, goes on where the store stands and gives the same bytes on one
+    kind of machine: batches and thread count are taken from the store that is there.
 
     Args:
         model: a model with its tokenizer. Hooks that are attached to it stay at work; the store's card says where.

@@ -2,8 +2,8 @@
 
 1. Texts are sorted by length and run in batches, padded on the right; rows go to the places of their own text, so the
    order on the disk is the order of the texts.
-2. The pass stops after the deepest site that was asked for. Signals need the whole stack; the unembedding then runs over
-   the rows that are needed only.
+2. The pass stops after the deepest site that was asked for. Signals need the whole stack; the unembedding then runs
+   over the rows that are needed only.
 3. A NaN or infinite value ends the recording with its place; nothing of the shard is written.
 """
 
@@ -29,7 +29,7 @@ _LOGIT_ROWS = 512
 
 @dataclass(frozen=True)
 class Run:
-    """How the passes are made. It decides the last bits of the numbers, so it stands in store.json and never changes."""
+    """How the passes are made. It decides the last bits of the numbers, so it stands in store.json for good."""
 
     texts_per_shard: int
     """Texts in a shard."""
@@ -81,8 +81,8 @@ def site_shapes(model: HookedTransformer, sites: Sequence[str]) -> dict[str, tup
         shape = site_names.kind_of(site).shape
         if not shape.startswith("batch pos"):
             raise ValueError(
-                f"{site} is [{shape}]: it has no row for each token, so it cannot be recorded into a store; run_with_cache "
-                "gives it for single texts, head_scores its statistics"
+                f"{site} is [{shape}]: it has no row for each token, so it cannot be recorded into a store; "
+                "run_with_cache gives it for single texts, head_scores its statistics"
             )
     return {site: tuple(map(int, str(sizes[site]).split()[2:])) for site in sites}
 
@@ -156,9 +156,9 @@ def _run_batch(
     stream = f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
     wanted = dict.fromkeys([*job.shapes, *([stream] if job.signals else [])])
     _, cache = model.run_with_cache(tokens, sites=list(wanted), stop_at_layer=job.stop)
-    text, position = place.text.to(model.device), place.position.to(model.device)
+    source = (place.text * tokens.ids.shape[1] + place.position).to(model.device)
     for site in job.shapes:
-        value = cache[site][text, position].flatten(1)
+        value = cache[site].flatten(0, 1).flatten(1).index_select(0, source)
         stored = value.to(stored_dtype)
         if not bool(torch.isfinite(stored).all()):
             raise ValueError(_not_finite(site, value, stored, batch, place, job.dtype))
@@ -168,7 +168,7 @@ def _run_batch(
             signals[name][place.row] = values.cpu()
 
 
-def _pad(rows: list[Int[np.ndarray, " pos"]], pad_id: int) -> Tokens:
+def _pad(rows: list[Int[np.ndarray, " _"]], pad_id: int) -> Tokens:
     width = max(map(len, rows))
     ids = torch.full((len(rows), width), pad_id)
     mask = torch.zeros(len(rows), width, dtype=torch.bool)
@@ -200,7 +200,7 @@ def _signals(
     entropies = torch.cat(entropy)[at]
     if not bool(torch.isfinite(entropies).all()):
         raise ValueError(
-            "the model's next-token distribution is NaN or infinite: its weights are damaged, or its dtype is too narrow"
+            "the model's next-token distribution is NaN or infinite: its weights are damaged, or its dtype too narrow"
         )
     return {"logprob": found, "entropy": entropies, "top1": torch.cat(top1)[at]}
 
@@ -209,10 +209,11 @@ def _not_finite(site: str, value: Tensor, stored: Tensor, batch: list[int], plac
     first = int((~torch.isfinite(stored)).any(dim=1).nonzero()[0, 0])
     where = f"{site}, text {batch[int(place.text[first])]}, position {int(place.position[first])}"
     if bool(torch.isfinite(value[first]).all()):
-        return f"{where}: a value of {value[first].abs().max():.3g} does not fit {dtype}: record with dtype='bfloat16' or 'float32'"
+        largest = float(value[first].abs().max())
+        return f"{where}: a value of {largest:.3g} does not fit {dtype}: record with dtype='bfloat16' or 'float32'"
     return (
-        f"{where}: the activation is NaN or infinite; nothing of this shard was written. The weights are damaged, or the "
-        "computing dtype is too narrow: load the model in float32"
+        f"{where}: the activation is NaN or infinite; nothing of this shard was written. The weights are damaged, or "
+        "the computing dtype is too narrow: load the model in float32"
     )
 
 

@@ -1,7 +1,7 @@
-"""What will be recorded, decided before the first forward pass: texts, their tokens, which tokens are kept, how it is cut.
+"""What will be recorded, decided before the first forward pass: texts, their tokens, and which tokens are kept.
 
-Everything here follows from the inputs alone, so that a recording that goes on after a crash, or on another machine, cuts
-its work the same way and gives the same bytes.
+Everything here follows from the inputs alone, so that a recording that goes on after a crash, or on another machine,
+cuts its work the same way and gives the same bytes.
 """
 
 import functools
@@ -85,7 +85,7 @@ class Plan:
         return max(1, min(round(rows), round(tokens)))
 
     def n_bytes(self, row_bytes: int) -> int:
-        """Bytes of the whole store on the disk, on the safe side: rows, a line of tokens.parquet each, texts, the rest."""
+        """Bytes of the whole store, on the safe side: rows, a line of tokens.parquet for each, texts, the rest."""
         return int(self.kept.sum()) * (row_bytes + 48) + 2 * sum(map(len, self.texts)) + (1 << 22)
 
     def examples(self, start: int, stop: int) -> pa.Table:
@@ -127,19 +127,19 @@ def make_plan(
     with_bos = tokenizer.add_bos if bos is None else bos
     if max_length <= int(with_bos):
         raise ValueError(f"max_length={max_length} leaves no room for a token besides the BOS")
-    rows: list[tuple[int, int, str, list[int], int, int]] = []
+    rows: list[tuple[int, int, str, np.ndarray, int, int]] = []
     n_long = 0
     for number, example in enumerate(examples):
         ids = _encode(tokenizer, example.text, bos, number)
         over = len(ids) > max_length
         n_long += over
-        if over and long == "error":
-            raise ValueError(_too_long(number, len(ids), max_length, example.text))
+        if over and (long == "error" or (long == "chunk" and tokens == "answer")):
+            raise ValueError(_too_long(number, len(ids), max_length, example.text, tokens))
         pieces = _pieces(ids, max_length, tokenizer.bos_id if with_bos else None, long) if over else [ids]
         for chunk, piece in enumerate(pieces):
             text = _decode(tokenizer, piece, with_bos) if over else example.text
             keep = _kept(tokens, piece, ids, example, number, tokenizer)
-            rows.append((number, chunk, text, piece, *keep))
+            rows.append((number, chunk, text, np.array(piece, dtype=np.int32), *keep))
     if n_long:
         log.info(
             "%d of %d texts have over %d tokens: long=%r, %d texts in all",
@@ -155,7 +155,7 @@ def make_plan(
         columns=_columns(examples, (*RESERVED, *(PIECE_COLUMNS if long == "chunk" else ()))),
         document=np.array(document),
         chunk=np.array(chunk),
-        ids=np.concatenate([np.array(piece, dtype=np.int32) for piece in pieces]),
+        ids=np.concatenate(pieces),
         offsets=np.cumsum([0] + [len(piece) for piece in pieces]),
         keep_from=np.array(keep_from),
         keep_to=np.array(keep_to),
@@ -214,10 +214,11 @@ def _pieces(ids: list[int], max_length: int, bos_id: int | None, long: str) -> l
     return [head + content[start : start + size] for start in range(0, len(content), size)]
 
 
-def _too_long(number: int, n: int, max_length: int, text: str) -> str:
+def _too_long(number: int, n: int, max_length: int, text: str, rule: str) -> str:
+    chunk = "" if rule == "answer" else "long='chunk' (cut into texts of their own) or "  # a cut may go through it
     return (
-        f"text {number} has {n} tokens, over the limit of {max_length} ({text[:40]!r} ...): shorten it, or pass long='chunk' "
-        "(cut into texts of their own) or long='truncate'"
+        f"text {number} has {n} tokens, over the limit of {max_length} ({text[:40]!r} ...): shorten it, or pass "
+        f"{chunk}long='truncate'"
     )
 
 
@@ -239,23 +240,24 @@ def _kept(
         raise ValueError(f"text {number}: no token lies in its answer, characters {start} to {stop}")
     if len(piece) != len(ids) and inside[-1] >= len(piece):
         raise ValueError(
-            f"text {number}: its answer (tokens {inside[0]} to {inside[-1]}) lies beyond the limit of {len(piece)} tokens: "
-            "shorten what stands before it"
+            f"text {number}: its answer (tokens {inside[0]} to {inside[-1]}) lies beyond the limit of {len(piece)} "
+            "tokens: shorten what stands before it"
         )
     return inside[0], inside[-1] + 1
 
 
 def _answer_span(example: Example, number: int) -> tuple[int, int]:
-    meta = example.meta
-    if "answer_span" in meta:
-        start, stop = meta["answer_span"]
-    elif "answer_start" in meta:
-        start, stop = meta["answer_start"], len(example.text)
-    else:
+    span, start = example.meta.get("answer_span"), example.meta.get("answer_start")
+    if span is None and start is None:
         raise ValueError(
             f"tokens='answer' needs to know the answer of text {number}: give its characters as "
             "Example(meta={'answer_span': (start, end)}), or {'answer_start': start} where it runs to the end"
         )
+    marked: Any = (start, len(example.text)) if span is None else span
+    try:
+        start, stop = map(int, marked)
+    except (TypeError, ValueError):
+        raise ValueError(f"text {number}: an answer is marked as (start, end), got {marked!r}") from None
     if not 0 <= start < stop <= len(example.text):
         raise ValueError(
             f"text {number}: the answer, characters {start} to {stop}, is not inside its {len(example.text)} characters"

@@ -25,7 +25,7 @@ def reporter(progress: Any) -> Iterator[Report]:
         progress: None for a bar on a terminal and log lines elsewhere, False for nothing, or a `Report`.
     """
     if progress is False:
-        yield lambda done, total, tokens: None
+        yield lambda *_: None
     elif callable(progress):
         yield progress
     elif progress not in (None, True):

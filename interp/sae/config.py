@@ -19,8 +19,8 @@ class SAEConfig:
     width: int | str = "8x"
     """Number of latents: a count, or a multiple of d_model such as "8x"."""
     lr: float | None = None
-    """Peak learning rate of Adam. None: 2e-4 / sqrt(width / 2^14), the scaling rule of the OpenAI TopK paper. That rule
-    is for long runs; a run of a few hundred steps wants several times more."""
+    """Peak learning rate of Adam. None: 2e-4 / sqrt(width / 2^14), after Gao et al. 2024. That rule is for long runs; a
+    run of a few hundred steps wants several times more."""
     batch_size: int = 4096
     """Rows per step, where training draws its own batches; given batches are taken as they are."""
     epochs: int = 1

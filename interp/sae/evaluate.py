@@ -2,9 +2,9 @@
 
     FVU = sum ||x - x_hat||^2 / sum ||x - mean||^2     over all rows: one ratio, one mean, both of these rows
 
-accumulated in float64. Means of ratios per row or per batch, or the mean of one batch, give other numbers. In most models a
-few rows (the first token, special tokens, outliers) carry nearly all variance, and any method explains those: the figures
-are of typical rows, and those of all rows stand beside them.
+accumulated in float64. Means of ratios per row or per batch, or the mean of one batch, give other numbers. In most
+models a few rows (the first token, special tokens, outliers) carry nearly all variance, and any method explains those:
+the figures are of typical rows, and those of all rows stand beside them.
 """
 
 import dataclasses
@@ -98,9 +98,7 @@ def evaluate_sae(
                 sums.add(data.rows(name, numbers[start : start + batch_size]))
     else:
         if rows is not None:
-            raise ValueError(
-                "rows= chooses rows of a store: give it with a store, or choose the rows of the tensor yourself"
-            )
+            raise ValueError("rows= chooses rows of a store: give it with a store, or index the tensor yourself")
         if not isinstance(data, Iterable):
             raise ValueError(f"evaluation takes a store, batches or a tensor [row d_model], got {type(data).__name__}")
         name = site or sae.site
@@ -110,74 +108,75 @@ def evaluate_sae(
 
 
 class _Sums:
-    """What adds up over batches, in float64."""
+    """What adds up over batches of one kind of rows, in float64."""
 
     def __init__(self, sae: SAE) -> None:
         self.sae = sae
         self.moments: Moments | None = None
         self.error = self.cosine = self.norm = self.norm_hat = 0.0
-        self.l0: list[np.ndarray] = []
+        self.l0 = np.empty(0, dtype=np.int64)
         self.fired = torch.zeros(sae.n_latents, dtype=torch.int64)
 
     @torch.no_grad()
     def add(self, x: Float[Tensor, "row d_model"]) -> None:
+        """Take in a batch. ValueError for NaN, infinity, or another width."""
         if len(x) == 0:
             return
-        if x.shape[1] != self.sae.d_model:
-            raise ValueError(f"the SAE reads activations of width {self.sae.d_model}, these rows have {x.shape[1]}")
+        x = self.sae.rows_of(x).to(self.sae.W_enc)
         part = moments_of([x])
         self.moments = part if self.moments is None else self.moments.merge(part)
-        x = x.to(self.sae.W_enc)
         active = self.sae.active(x)
-        x_hat = self.sae.decode_active(active).double()
-        x = x.double()
+        x, x_hat = x.double(), self.sae.decode_active(active).double()
         self.error += (x - x_hat).square().sum().item()
         self.cosine += torch.cosine_similarity(x, x_hat, dim=1).sum().item()
         self.norm += x.norm(dim=1).sum().item()
         self.norm_hat += x_hat.norm(dim=1).sum().item()
-        on = active.values > 0
-        self.l0.append(on.sum(1).cpu().numpy())
-        self.fired += torch.bincount(active.index[on], minlength=self.sae.n_latents).cpu()
+        fires = active.values > 0
+        self.l0 = np.append(self.l0, fires.sum(1).cpu().numpy())
+        self.fired += torch.bincount(active.index[fires], minlength=self.sae.n_latents).cpu()
+
+    def __add__(self, other: "_Sums") -> "_Sums":
+        total = _Sums(self.sae)
+        for name in ("error", "cosine", "norm", "norm_hat", "fired"):
+            setattr(total, name, getattr(self, name) + getattr(other, name))
+        total.l0 = np.append(self.l0, other.l0)
+        total.moments = functools.reduce(
+            Moments.merge, [part.moments for part in (self, other) if part.moments is not None]
+        )
+        return total
 
     @property
     def n_rows(self) -> int:
-        return self.moments.count if self.moments is not None else 0
+        return len(self.l0)
 
-    def figures(self) -> dict[str, float]:
-        """The figures that make sense of any set of rows."""
+    @property
+    def fvu(self) -> float:
         assert self.moments is not None
         spread = self.moments.M2.sum().item()
         if not spread > 0:
             raise ValueError(f"all {self.n_rows} rows are equal: there is no variance to explain")
-        return {
-            "fvu": self.error / spread,
-            "l0_mean": float(np.concatenate(self.l0).mean()),
-            "cosine": self.cosine / self.n_rows,
-            "relative_norm": self.norm_hat / self.norm,
-        }
-
-    def __add__(self, other: "_Sums") -> "_Sums":
-        total = _Sums(self.sae)
-        for name in ("error", "cosine", "norm", "norm_hat", "l0", "fired"):
-            setattr(total, name, getattr(self, name) + getattr(other, name))
-        parts = [part.moments for part in (self, other) if part.moments is not None]
-        total.moments = functools.reduce(Moments.merge, parts)
-        return total
+        return self.error / spread
 
 
 def _report(typical: _Sums, rest: _Sums, site: str | None) -> SAEReport:
     if typical.n_rows == 0:
-        raise ValueError(f"none of the {rest.n_rows} rows is typical: there is nothing to measure on")
-    l0 = np.concatenate(typical.l0)
+        raise ValueError(f"there is nothing to measure on: no row, or none of {rest.n_rows} is typical")
+    every = typical + rest
     return SAEReport(
-        **typical.figures(),
-        l0_p50=float(np.quantile(l0, 0.5)),
-        l0_p90=float(np.quantile(l0, 0.9)),
+        fvu=typical.fvu,
+        l0_mean=typical.l0.mean().item(),
+        l0_p50=np.quantile(typical.l0, 0.5).item(),
+        l0_p90=np.quantile(typical.l0, 0.9).item(),
         dead_share=(typical.fired == 0).double().mean().item(),
         dense_share=(typical.fired > DENSE * typical.n_rows).double().mean().item(),
+        cosine=typical.cosine / typical.n_rows,
+        relative_norm=typical.norm_hat / typical.norm,
         n_rows=typical.n_rows,
         n_left_out=rest.n_rows,
-        **{f"{name}_all": value for name, value in (typical + rest).figures().items()},
+        fvu_all=every.fvu,
+        l0_mean_all=every.l0.mean().item(),
+        cosine_all=every.cosine / every.n_rows,
+        relative_norm_all=every.norm_hat / every.norm,
         site=site,
     )
 
@@ -233,7 +232,5 @@ def pca_baseline(
 
 def _batches(data: Tensor | Iterable[Tensor]) -> Iterable[Tensor]:
     if isinstance(data, Iterator):
-        raise ValueError(
-            "the baseline reads batches twice: give a tensor, a list or store.batches(...), not an iterator"
-        )
+        raise ValueError("the baseline reads batches twice: give a tensor, a list or store.batches(...), no iterator")
     return data.split(4096) if isinstance(data, Tensor) else data

@@ -3,9 +3,9 @@
 1. encode: pre = (x - b_dec) W_enc + b_enc; keep the k largest entries of each row, and of those the positive ones
 2. decode: x_hat = latents W_dec + b_dec
 
-Rows of W_dec have length 1, so the value of a latent is the length of what it adds, in the units of the activations. x is
-raw: the input scale of the training is folded into the biases already. A trained SAE is frozen (`requires_grad` is off);
-gradients still flow through it to x.
+Rows of W_dec have length 1, so the value of a latent is the length of what it adds, in the units of the activations. x
+is raw: the input scale of the training is folded into the biases already. A trained SAE is frozen (`requires_grad` is
+off); gradients still flow through it to x.
 
 Gao et al. 2024, Scaling and evaluating sparse autoencoders, https://arxiv.org/abs/2406.04093.
 """
@@ -60,16 +60,11 @@ class SAE(nn.Module):
         card: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        shapes = {"W_enc": W_enc, "b_enc": b_enc, "W_dec": W_dec, "b_dec": b_dec}
-        if W_enc.ndim != 2 or (W_dec.shape, b_enc.shape, b_dec.shape) != (
-            W_enc.T.shape,
-            W_enc.shape[1:],
-            W_enc.shape[:1],
-        ):
-            listing = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in shapes.items())
+        got = [tuple(tensor.shape) for tensor in (W_enc, b_enc, W_dec, b_dec)]
+        if W_enc.ndim != 2 or got[1:] != [got[0][1:], got[0][::-1], got[0][:1]]:
             raise ValueError(
-                f"{listing} do not make an SAE: wanted W_enc [d_model latent], b_enc [latent], W_dec [latent d_model], "
-                "b_dec [d_model]"
+                f"tensors of shapes {got} do not make an SAE: wanted W_enc [d_model latent], b_enc [latent], "
+                "W_dec [latent d_model], b_dec [d_model]"
             )
         if not 1 <= k <= W_enc.shape[1]:
             raise ValueError(f"k must lie between 1 and the {W_enc.shape[1]} latents, got {k}")
@@ -103,7 +98,7 @@ class SAE(nn.Module):
 
     def encode(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch latent"]:
         """Latent activations, zero but for at most k a row. ValueError where x has another width."""
-        active = self.active(self._rows(x))
+        active = self.active(self.rows_of(x))
         latents = active.values.new_zeros(len(active.values), self.n_latents)
         return latents.scatter(1, active.index, active.values).view(*x.shape[:-1], self.n_latents)
 
@@ -120,13 +115,12 @@ class SAE(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The reconstruction of x, in the SAE's own dtype. ValueError where x has another width."""
-        return self.decode_active(self.active(self._rows(x))).view(x.shape)
+        return self.decode_active(self.active(self.rows_of(x))).view(x.shape)
 
-    def _rows(self, x: Tensor) -> Tensor:
+    def rows_of(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "row width"]:
+        """x with all axes but the last joined. ValueError where it is not of the SAE's width."""
         if x.shape[-1] != self.d_model:
-            raise ValueError(
-                f"this SAE reads activations of width {self.d_model}, got {list(x.shape)}: is it another site?"
-            )
+            raise ValueError(f"the SAE reads rows of width {self.d_model}, got {list(x.shape)}: is it another site?")
         return x.reshape(-1, self.d_model)
 
     def save(self, path: str | os.PathLike[str]) -> Path:

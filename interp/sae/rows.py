@@ -1,14 +1,14 @@
 """Where the rows of a run come from: a store, a tensor, or anything that yields batches more than once.
 
-A store leaves out rows that are not typical (position 0, special tokens, outlier norms) and knows its statistics. A tensor
-and other batches are taken as they are, every row of them; their statistics take one pass of their own beforehand.
+A store leaves out rows that are not typical (position 0, special tokens, outlier norms) and knows its statistics. A
+tensor and other batches are taken as they are, every row of them; their statistics take one pass of their own first.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any
+from itertools import takewhile
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,7 +19,19 @@ from interp.artifact import hash_json
 from interp.dataset import grouped_split
 from interp.sae.config import SAEConfig
 from interp.store import Batches, Moments, Store
-from interp.store.stats import row_norms
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """Batches that know where they stand."""
+
+    def state(self) -> dict[str, Any]:
+        """Where the iteration stands, JSON-ready."""
+        ...
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Let the next iteration begin there."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -27,7 +39,7 @@ class TrainingRows:
     """Batches for one run, and what training must know of them before it starts."""
 
     batches: Iterable[Tensor]
-    """Yields Float [row d_model]; where it has `state()` and `load_state()`, resuming uses them."""
+    """Yields Float [row d_model]. To resume, `Resumable` ones are put where they stood, others read up to there."""
     n_rows: int
     """Rows of the whole run, every epoch counted."""
     n_steps: int
@@ -61,14 +73,12 @@ def training_rows(data: object, config: SAEConfig, *, site: str | None, rows: An
     if isinstance(data, Store):
         return _of_store(data, config, site, rows)
     if rows is not None:
-        raise ValueError(
-            "rows= chooses rows of a store: give it with a store, or choose the rows of the tensor yourself"
-        )
+        raise ValueError("rows= chooses rows of a store: give it with a store, or index the tensor yourself")
     if isinstance(data, Tensor):
         return _of_batches(tensor_batches(data, size=config.batch_size, seed=config.seed, epochs=config.epochs), site)
-    if isinstance(data, Iterator) or not isinstance(data, Iterable):
+    if isinstance(data, Iterator | str) or not isinstance(data, Iterable):
         raise ValueError(
-            f"training takes a store, a tensor [row d_model], or batches that can be read more than once (a list, "
+            "training takes a store, a tensor [row d_model], or batches that can be read more than once (a list, "
             f"store.batches(...)), not {type(data).__name__}"
         )
     return _of_batches(data, site)
@@ -121,11 +131,9 @@ def _of_batches(batches: Iterable[Tensor], site: str | None) -> TrainingRows:
         n_steps = len(batches)
     except TypeError:
         raise ValueError("batches without an end cannot be trained on: give store.batches(..., epochs=...)") from None
-    epoch = math.ceil(batches.n_rows / batches.size)
-    moments = moments_of(islice(batches, epoch))
-    return _checked(
-        batches, n_steps * batches.n_rows // epoch, n_steps, moments, {**card, "site": batches.site or site}
-    )
+    moments = moments_of(takewhile(lambda _: batches.state()["epoch"] == 0, batches))
+    epochs = n_steps // math.ceil(moments.count / batches.size)
+    return _checked(batches, epochs * moments.count, n_steps, moments, {**card, "site": batches.site or site})
 
 
 def _checked(
@@ -138,12 +146,11 @@ def _checked(
 
 
 def moments_of(batches: Iterable[Tensor]) -> Moments:
-    """Count, mean and squared deviations of all rows. ValueError for NaN, infinity, several widths, or no row at all."""
+    """Count, mean and squared deviations of all rows. ValueError for NaN, infinity, several widths, or no row."""
     total: Moments | None = None
     for batch in batches:
         require_finite(batch)
-        rows = batch.detach().cpu().float().numpy()
-        part = Moments.of(rows, row_norms(rows))
+        part = Moments.of(batch.detach().cpu())
         total = part if total is None else total.merge(part)
     if total is None or total.count == 0:
         raise ValueError("there are no rows")
@@ -186,7 +193,7 @@ def split_rows(
     if not 0 < held_out < 1:
         raise ValueError(f"held_out is a share between 0 and 1, got {held_out}")
     examples = store.examples
-    if "group" in examples and examples["group"].notna().all():
+    if "group" in examples and bool(examples["group"].notna().to_numpy().all()):
         groups = examples["group"]
     else:
         groups = examples["document"] if "document" in examples else examples.index.to_series()

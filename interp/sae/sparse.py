@@ -1,12 +1,12 @@
 """Products with few active latents per row: what makes a TopK training step cost little more than its encoder product.
 
-Row r of a batch has k active latents, `index[r]`, with values `values[r]`. As a matrix S of [row latent] that is k / latent
-full, and everything a training step needs beyond choosing the latents is a product with S or with its pattern:
+Row r of a batch has k active latents, `index[r]`, with values `values[r]`: a sparse matrix S [row latent]. All that a
+training step needs, once the latents are chosen, is products with S or at its pattern.
 
-1. `sampled_linear`   the pre-activations at the pattern of S only: x W + b there          backward: S^T x for the weight
-2. `sparse_decode`    S W_dec                                                              backward: S^T g, and g W_dec^T
-                                                                                           at the pattern of S
-With 32 of 4,608 latents active each of them costs 3 to 8 % of the dense encoder product. Weights are latent-major here,
+1. `sampled_linear`: x W^T + b at the pattern only. Backward, with the gradient at the pattern as S: S^T x for W.
+2. `sparse_decode`: S W. Backward: S^T g for W, and g W^T at the pattern for the values.
+
+With 32 of 4,608 latents active each product costs 3 to 5 % of the dense encoder product. Weights are latent-major here,
 [latent d_model], so that every access reads whole rows.
 """
 

@@ -1,6 +1,6 @@
 """What the model does when an SAE stands in for the activations of its site.
 
-Each batch of texts runs four times: as it is, with reconstructions in place of the activations, with zeros, and with the
+Each batch of texts runs four times: as it is, with reconstructions in place of activations, with zeros, and with the
 mean activation. Rows that are not typical (the first token, special tokens, outliers) keep their own activation in all
 four: without its sink any model breaks, and beside that everything looks good.
 
@@ -45,9 +45,9 @@ class SpliceReport:
     """loss_sae - loss_clean."""
     kl: float
     """KL(clean || SAE) of the next-token distributions, mean over predicted tokens."""
-    recovered_zero: float
-    """Share of the loss that replacing by zeros costs and the SAE does not."""
-    recovered_mean: float
+    recovered_zero: float | None
+    """Share of the loss that replacing by zeros costs and the SAE does not; None where zeros cost nothing."""
+    recovered_mean: float | None
     """The same against replacing by the mean activation of these texts."""
     n_texts: int
     n_tokens: int
@@ -82,17 +82,18 @@ def evaluate_in_model(
         batch_size: texts at a time.
 
     Raises:
-        ValueError: no text, no site, a site of another width, no typical row, or an ablation that costs nothing, against
-            which no share is recovered.
+        ValueError: no text, no site, a site of another width, no typical row, or nothing to predict.
     """
     if isinstance(texts, str) or len(texts) == 0:
         raise ValueError(f"give a list of texts, at least one; got {texts!r}")
     wanted = site or sae.site
     if wanted is None:
         raise ValueError("the SAE does not say its site: give site=...")
-    (name,) = model.expand_sites([wanted])
-    run = _Splice(sae, model, name, [list(texts[at : at + batch_size]) for at in range(0, len(texts), batch_size)])
-    return run.report()
+    names = model.expand_sites([wanted])
+    if len(names) != 1:
+        raise ValueError(f"{wanted!r} names {len(names)} sites; an SAE stands in for one, for example {names[0]!r}")
+    batches = [list(texts[at : at + batch_size]) for at in range(0, len(texts), batch_size)]
+    return _Splice(sae, model, names[0], batches).report()
 
 
 class _Splice:
@@ -130,18 +131,16 @@ class _Splice:
         return self._report({name: total / n_tokens for name, total in loss.items()}, kl / n_tokens, n_tokens)
 
     def _report(self, loss: dict[str, float], kl: float, n_tokens: int) -> SpliceReport:
-        for name in ("zero", "mean"):
-            if not loss[name] > loss["clean"]:
-                raise ValueError(
-                    f"replacing {self.site} by its {name} does not raise the loss ({loss['clean']:.4f} to "
-                    f"{loss[name]:.4f} nats), so there is nothing to recover: give more text, or another site"
-                )
+        cost = {name: loss[name] - loss["clean"] for name in loss}
         return SpliceReport(
-            **{f"loss_{name}": value for name, value in loss.items()},
-            delta_loss=loss["sae"] - loss["clean"],
+            loss_clean=loss["clean"],
+            loss_sae=loss["sae"],
+            loss_zero=loss["zero"],
+            loss_mean=loss["mean"],
+            delta_loss=cost["sae"],
             kl=kl,
-            recovered_zero=(loss["zero"] - loss["sae"]) / (loss["zero"] - loss["clean"]),
-            recovered_mean=(loss["mean"] - loss["sae"]) / (loss["mean"] - loss["clean"]),
+            recovered_zero=(cost["zero"] - cost["sae"]) / cost["zero"] if cost["zero"] > 0 else None,
+            recovered_mean=(cost["mean"] - cost["sae"]) / cost["mean"] if cost["mean"] > 0 else None,
             n_texts=sum(len(tokens) for tokens in self.batches),
             n_tokens=n_tokens,
             n_replaced=self.n_replaced,
@@ -150,7 +149,7 @@ class _Splice:
         )
 
     def _replace(self, tokens: Tokens, new: Callable[[Tensor], Tensor]) -> Callable[[Tensor, HookContext], Tensor]:
-        def hook(value: Tensor, ctx: HookContext) -> Tensor:
+        def hook(value: Tensor, _ctx: HookContext) -> Tensor:
             rows = value.reshape(*value.shape[:2], -1)
             chosen = self._typical(rows, tokens)
             rows[chosen] = new(rows[chosen])
@@ -171,7 +170,9 @@ class _Splice:
             stop = None if layer is None else layer + 1
             value = self.model.run_with_cache(tokens, [self.site], stop_at_layer=stop)[1][self.site].flatten(2).float()
             if value.shape[2] != self.sae.d_model:
-                raise ValueError(f"{self.site} has width {value.shape[2]}, the SAE reads {self.sae.d_model}: another site?")
+                raise ValueError(
+                    f"{self.site} has width {value.shape[2]}, the SAE reads {self.sae.d_model}: another site?"
+                )
             yield value, tokens
 
     def _median_norm(self) -> float:
@@ -184,7 +185,9 @@ class _Splice:
             chosen = rows[self._typical(rows, tokens)]
             total, n_rows = total + chosen.double().sum(0), n_rows + len(chosen)
         if n_rows == 0:
-            raise ValueError("no row of these texts is typical (each is first, special or an outlier): give longer texts")
+            raise ValueError(
+                "no row of these texts is typical (each is first, special or an outlier): give longer texts"
+            )
         return n_rows, (total / n_rows).float()
 
 

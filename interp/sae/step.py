@@ -64,9 +64,11 @@ def initial_state(mean: Float64[Tensor, " d_model"], n_latents: int, config: SAE
     generator = torch.Generator().manual_seed(config.seed)
     W_dec = torch.randn(n_latents, len(mean), generator=generator)
     W_dec /= W_dec.norm(dim=1, keepdim=True)
-    parameters = [tensor.requires_grad_() for tensor in (W_dec.clone(), torch.zeros(n_latents), W_dec, mean.float())]
+    start = (W_dec.clone(), torch.zeros(n_latents), W_dec, mean.float())
+    parameters = [tensor.requires_grad_() for tensor in start]
     adam = torch.optim.Adam(parameters, lr=0.0, betas=(0.9, 0.999), fused=True)
-    return TrainState(*parameters, adam, torch.zeros(n_latents, dtype=torch.int64))
+    encoder, b_enc, W_dec, b_dec = parameters
+    return TrainState(encoder, b_enc, W_dec, b_dec, adam, torch.zeros(n_latents, dtype=torch.int64))
 
 
 def train_step(
@@ -89,8 +91,8 @@ def train_step(
     result = StepResult(loss.item(), aux.item(), (values > 0).sum().item() / len(x), len(dead), norm.item())
     if not (math.isfinite(result.loss + result.aux_loss) and math.isfinite(result.grad_norm)):
         raise ValueError(
-            f"step {state.step}: loss {result.loss}, AuxK loss {result.aux_loss}, gradient norm {result.grad_norm}; the rows "
-            f"are finite, so training diverged: lower the learning rate ({lr:.2g} at this step)"
+            f"step {state.step}: loss {result.loss}, AuxK loss {result.aux_loss}, gradient norm {result.grad_norm}; "
+            f"the rows are finite, so training diverged: lower the learning rate ({lr:.2g} at this step)"
         )
     for group in state.adam.param_groups:
         group["lr"] = lr
@@ -126,7 +128,7 @@ def losses(
 
 @torch.no_grad()
 def pre_activations(state: TrainState, centred: Tensor, autocast: bool) -> Float[Tensor, "row latent"]:
-    """Every latent's pre-activation. It only chooses latents, so bfloat16 costs no precision in what is computed from them."""
+    """Every latent's pre-activation. It only chooses latents, so bfloat16 costs no precision in their values."""
     if autocast:
         return torch.addmm(state.b_enc.bfloat16(), centred.bfloat16(), state.encoder.bfloat16().T)
     return torch.addmm(state.b_enc, centred, state.encoder.T)

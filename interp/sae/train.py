@@ -1,8 +1,8 @@
 """Train a sparse autoencoder on the activations of one site.
 
 1. Rows: from a store (typical rows only), a tensor or batches; their mean and variance (`rows`).
-2. Scale the rows by one frozen factor to variance 1 per dimension; decoder drawn at random, encoder tied to it, b_dec at
-   the mean.
+2. Scale the rows by one frozen factor to variance 1 per dimension; decoder drawn at random, encoder tied to it, b_dec
+   at the mean.
 3. Steps of Adam with warm-up and decay (`step`); a line of metrics every `log_every` steps, a checkpoint every
    `checkpoint_every` steps.
 4. Fold the scale into the biases, so that the SAE reads and writes raw activations.
@@ -27,7 +27,7 @@ from torch import Tensor
 from interp.artifact import atomic_write, load_artifact, provenance, save_artifact
 from interp.sae.config import SAEConfig
 from interp.sae.model import SAE
-from interp.sae.rows import TrainingRows, require_finite, training_rows
+from interp.sae.rows import Resumable, TrainingRows, require_finite, training_rows
 from interp.sae.step import PARAMETERS, StepResult, TrainState, initial_state, train_step
 
 logger = logging.getLogger("interp.sae")
@@ -50,7 +50,7 @@ def train_sae(
 
     Args:
         data: a store (its typical rows are used), a float tensor [row d_model], or batches that can be read more than
-            once, such as `store.batches(...)` or a list of tensors; their order, size and number of epochs are their own.
+            once, such as `store.batches(...)` or a list of tensors; their order, size and epochs are their own.
         config: every choice of the run; the defaults of `SAEConfig` where None.
         site: the place in the model. Required for a store; otherwise it only goes into the card.
         rows: numbers of the store rows to train on, so that other texts can be held out; None for every row. Rows that
@@ -69,7 +69,7 @@ def train_sae(
     """
     config = config or SAEConfig()
     source = training_rows(data, config, site=site, rows=rows)
-    run = _Run(source, config, checkpoint and Path(checkpoint), log and Path(log))
+    run = _Run(source, config, Path(checkpoint) if checkpoint else None, Path(log) if log else None)
     for batch in run.remaining_batches():
         run.step(batch)
         if progress is not None:
@@ -97,8 +97,8 @@ class _Run:
         """The batches that were not trained on yet."""
         if self.state.step == self.source.n_steps:
             return iter(())
-        # Batches with a state of their own stand at the right place already; others are read again up to there.
-        return islice(self.source.batches, 0 if _has_cursor(self.source.batches) else self.state.step, None)
+        batches = self.source.batches
+        return islice(batches, 0 if isinstance(batches, Resumable) else self.state.step, None)
 
     def step(self, batch: Tensor) -> None:
         """Train on one batch of raw rows, then write what is due."""
@@ -118,8 +118,8 @@ class _Run:
         """The SAE on raw activations. ValueError where the batches ended early."""
         if self.state.step != self.source.n_steps:
             raise ValueError(
-                f"the batches ended after {self.state.step} steps, {self.source.n_steps} were counted before: they must "
-                "give the same rows each time that they are read"
+                f"the batches ended after {self.state.step} steps, {self.source.n_steps} were counted before: they "
+                "must give the same rows each time that they are read"
             )
         return _folded(self.state, self.source, self.config, self.last_line)
 
@@ -131,26 +131,25 @@ class _Run:
         logger.debug("step %d of %d: %s", self.state.step, self.source.n_steps, self.last_line)
         if self.log is not None:
             with self.log.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(self.last_line) + "\n")
+                file.write(json.dumps(self.last_line, sort_keys=True) + "\n")
 
     def _save(self, path: Path) -> None:
         state = self.state
         tensors = {name: getattr(state, name) for name in PARAMETERS} | {"rows_since_fired": state.rows_since_fired}
         for name, parameter in zip(PARAMETERS, state.parameters, strict=True):
             tensors |= {f"adam.{name}.{key}": state.adam.state[parameter][key] for key in _ADAM}
-        cursor = self.source.batches.state() if _has_cursor(self.source.batches) else None
+        cursor = self.source.batches.state() if isinstance(self.source.batches, Resumable) else None
         progress = {"step": state.step, "cursor": cursor, "sums": self.sums, "last_line": self.last_line}
         save_artifact(path, "sae_checkpoint", tensors, {**self.identity, "progress": progress})
 
     def _resume(self, path: Path) -> None:
         tensors, card = load_artifact(path, "sae_checkpoint")
-        # The card has been through JSON, which knows no tuples: so must what it is compared with.
-        for what, ours in json.loads(json.dumps(self.identity)).items():
-            differs = [key for key in ours if card[what].get(key, ours[key]) != ours[key] or key not in card[what]]
+        for what, ours in self.identity.items():
+            differs = [key for key, value in ours.items() if key not in card[what] or card[what][key] != value]
             if differs:
                 raise ValueError(
-                    f"the checkpoint {path} belongs to another run ({what}: {', '.join(differs)} differ): remove it, or "
-                    "choose another path"
+                    f"the checkpoint {path} belongs to another run ({what}: {', '.join(differs)} differ): remove it, "
+                    "or choose another path"
                 )
         progress, state = card["progress"], self.state
         with torch.no_grad():
@@ -159,13 +158,9 @@ class _Run:
                 state.adam.state[parameter] = {key: tensors[f"adam.{name}.{key}"] for key in _ADAM}
         state.rows_since_fired, state.step = tensors["rows_since_fired"], progress["step"]
         self.sums, self.last_line = progress["sums"], progress["last_line"]
-        if progress["cursor"] is not None and state.step < self.source.n_steps:
+        if isinstance(self.source.batches, Resumable) and state.step < self.source.n_steps:
             self.source.batches.load_state(progress["cursor"])
         logger.info("going on at step %d of %d from %s", state.step, self.source.n_steps, path)
-
-
-def _has_cursor(batches: Any) -> bool:
-    return hasattr(batches, "state") and hasattr(batches, "load_state")
 
 
 def _lines_up_to(log: Path, step: int) -> list[str]:
@@ -179,8 +174,8 @@ def _lines_up_to(log: Path, step: int) -> list[str]:
 def _folded(state: TrainState, source: TrainingRows, config: SAEConfig, metrics: dict[str, Any]) -> SAE:
     """The SAE on raw activations.
 
-    With rows s x, latents come out s times as large. Both activations and biases divided by s give the same function of x,
-    for TopK and ReLU commute with a positive factor; so the weights stay, and decoder rows keep length 1.
+    On rows s x latents come out s times as large. Activations and biases divided by s give the same function of x, for
+    TopK and ReLU commute with a positive factor; so the weights stay, and decoder rows keep length 1.
     """
     encoder, b_enc, W_dec, b_dec = (parameter.detach().clone() for parameter in state.parameters)
     card = {

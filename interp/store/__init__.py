@@ -1,7 +1,7 @@
 """The activation store: recorded activations on the disk, written shard by shard and read by every analysis.
 
     runs/a/
-      store.json             written once: format, model, tokenizer, sites with shapes, dtype, which tokens, how it is cut
+      store.json             written once: format, model, tokenizer, sites with shapes, dtype, token rule, how it is cut
       shards/000000/         a fixed count of texts: the unit of work, commit and resume
         shard.json           rows, size and xxh3 of each file, a summary of the statistics; written last
         examples.parquet     a row per text: text_index, text, label, group, split, the caller's columns
@@ -18,7 +18,8 @@ central is rewritten; recording again goes on where it stopped and gives the sam
 
 from interp.store.batches import Batches
 from interp.store.files import DTYPES
-from interp.store.reader import Store, open_store
+from interp.store.opening import open_store
+from interp.store.reader import Store
 from interp.store.shard import FORMAT, ShardData
 from interp.store.stats import OUTLIER_FACTOR, Moments, NormHistogram, SiteStats
 from interp.store.temporary import temporary_store

@@ -1,8 +1,8 @@
 """Shuffled batches over a whole store, and a state of a few numbers from which they go on exactly.
 
 1. The selected rows are cut into blocks of neighbours, and the blocks are permuted over the whole store.
-2. A window of blocks is read (neighbours in one go, so a disk is read in long pieces) and its rows are permuted in memory.
-   A selection that fits into one window is therefore permuted as a whole.
+2. A window of blocks is read (neighbours in one go, so a disk is read in long pieces) and its rows are permuted in
+   memory. A selection that fits into one window is therefore permuted as a whole.
 3. Batches are cut from that stream, also across two windows; only the last one of an epoch may be smaller.
 
 Every permutation follows from the seed, the epoch and the number of the window alone. So the state is the epoch and how
@@ -66,9 +66,8 @@ class Batches:
         return self._epochs * (math.floor(each) if self._drop_last else math.ceil(each))
 
     def __repr__(self) -> str:
-        return (
-            f"Batches({self.site!r}, n_rows={self.n_rows}, size={self.size}, epochs={self._epochs}, seed={self._seed})"
-        )
+        passes = f"epochs={self._epochs}, seed={self._seed}"
+        return f"Batches({self.site!r}, n_rows={self.n_rows}, size={self.size}, {passes})"
 
     def __iter__(self) -> Iterator[Float[Tensor, "row d"]]:
         (epoch, done), self._resume = self._resume or (0, 0), None
@@ -91,8 +90,8 @@ class Batches:
         differs = [key for key, value in self._order().items() if state.get(key) != value]
         if differs:
             raise ValueError(
-                f"this state belongs to other batches ({', '.join(differs)} differ): make them with the same store, site, "
-                "size, seed and selection"
+                f"this state belongs to other batches ({', '.join(differs)} differ): make them with the same store, "
+                "site, size, seed and selection"
             )
         self._resume = (int(state["epoch"]), int(state["rows"]))
 
@@ -116,10 +115,10 @@ class Batches:
             used = 0
             while len(rest) + len(rows) - used >= self.size:
                 stop = used + self.size - len(rest)
-                batch = block[place[used:stop]].float()
+                batch = block.index_select(0, place[used:stop]).float()
                 yield torch.cat([rest, batch]) if len(rest) else batch
                 used, rest = stop, rest[:0]
-            rest = torch.cat([rest, block[place[used:]].float()])
+            rest = torch.cat([rest, block.index_select(0, place[used:]).float()])
         if len(rest) and not self._drop_last:
             yield rest
 

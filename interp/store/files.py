@@ -1,14 +1,16 @@
 """Files that survive a crash: what is written is on the disk, and what is read is checked first.
 
-Everything here knows bytes, not activations. A JSON file carries the hash of its own content (`seal`), so that one flipped
-byte is seen before a number is believed. Rows of a tensor are read by position and never mapped: a mapped file that
-shrinks kills the reader, its pages count as the reader's memory, and fresh maps measured twenty times slower.
+Everything here knows bytes, not activations. A JSON file carries the hash of its own content (`sealed`), so that one
+flipped byte is seen before a number is believed. Rows of a tensor are read by position and not mapped, though they
+could be: a mapped file that shrinks kills its reader, mapped pages count as the reader's memory, and gathering blocks
+from fresh maps measured twenty times slower.
 """
 
 import contextlib
 import fcntl
 import io
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -27,7 +29,7 @@ from torch import Tensor
 from interp import artifact
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_SAFETENSORS_NAME = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+_SAFETENSORS_NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
 _SEAL = "xxh3"
 
 # ---------------------------------------------------------------------------------------------------------- writing
@@ -93,49 +95,58 @@ def hash_file(path: Path) -> str:
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a parquet file, whole or some columns. ValueError where it is damaged."""
+    with _parquet(path) as file:
+        return file.read(columns=list(columns) if columns is not None else None)
+
+
+def table_columns(path: Path) -> list[str]:
+    """Names of the columns of a parquet file. ValueError where it is damaged."""
+    with _parquet(path) as file:
+        return file.schema_arrow.names
+
+
+@contextlib.contextmanager
+def _parquet(path: Path) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(path) as file:
-            return file.read(columns=list(columns) if columns is not None else None)
+            yield file
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} cannot be read ({error}): store.verify() lists what is damaged") from None
 
 
-def read_rows(path: Path, rows: int, width: int, dtype: str, index: Int[np.ndarray, " n"]) -> Float[Tensor, "n d"]:
-    """Read the rows `index` (ascending) of `acts` [rows, width]; neighbours are fetched in one go.
+def read_rows(path: Path, rows: int, index: Int[np.ndarray, " n"], out: Float[Tensor, "n d"]) -> None:
+    """Read the rows `index` (ascending) of `acts` [rows, d] into `out`, neighbours in one go. The dtypes must be equal.
 
     Raises:
         ValueError: the file is not the tensor that it should be, or ends too early.
     """
-    out = torch.empty(len(index), width, dtype=DTYPES[dtype])
     if not len(index):
-        return out
-    row_bytes = width * out.element_size()
+        return
+    row_bytes = out.shape[1] * out.element_size()
     # numpy has no bfloat16, so the buffer is seen as bytes.
-    buffer = memoryview(out.view(torch.uint8).numpy()).cast("B")
+    buffer = out.view(torch.uint8).numpy().reshape(-1).data
     breaks = np.flatnonzero(np.diff(index) != 1) + 1
     starts = np.concatenate([[0], breaks])
     stops = np.concatenate([breaks, [len(index)]])
     with path.open("rb", buffering=0) as file:
-        data = _data_offset(file, path, rows, width, dtype)
+        data = _data_offset(file, path, rows, out)
         for first, start, stop in zip(index[starts].tolist(), starts.tolist(), stops.tolist()):
             file.seek(data + first * row_bytes)
             _read_into(file, buffer[start * row_bytes : stop * row_bytes], path)
-    return out
 
 
-def _data_offset(file: io.FileIO, path: Path, rows: int, width: int, dtype: str) -> int:
+def _data_offset(file: io.FileIO, path: Path, rows: int, out: Tensor) -> int:
     """Where the numbers begin; the header must describe exactly the expected tensor."""
     length = int.from_bytes(file.read(8), "little")
     try:
         header = json.loads(file.read(length)) if length < 1 << 20 else {}
     except (json.JSONDecodeError, UnicodeDecodeError):
         header = {}
-    size = rows * width * DTYPES[dtype].itemsize
-    expected = {"dtype": _SAFETENSORS_NAME[dtype], "shape": [rows, width], "data_offsets": [0, size]}
+    shape = [rows, out.shape[1]]
+    size = math.prod(shape) * out.element_size()
+    expected = {"dtype": _SAFETENSORS_NAMES[out.dtype], "shape": shape, "data_offsets": [0, size]}
     if not isinstance(header, dict) or header.get("acts") != expected:
-        raise ValueError(
-            f"{path} does not hold acts [{rows}, {width}] in {dtype}: store.verify() lists what is damaged"
-        )
+        raise ValueError(f"{path} does not hold acts {shape} in {out.dtype}: store.verify() lists the damage")
     return 8 + length
 
 

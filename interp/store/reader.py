@@ -1,12 +1,8 @@
-"""Reading a store: frames for texts and tokens, rows of a site, pooled rows, shuffled batches, statistics, a check of all bytes."""
+"""`Store`: frames of texts and tokens, rows of a site, pooled rows, shuffled batches, statistics, checks."""
 
-import difflib
 import functools
-import logging
 import math
-import os
-import shutil
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,41 +14,39 @@ from jaxtyping import Bool, Float32, Int, Shaped
 from torch import Tensor
 
 from interp import sites as site_names
-from interp.store.batches import Batches
-from interp.store.shard import Shard, leftovers, outlier_column, read_card
-from interp.store.stats import SiteStats
 from interp.store import files
-from interp.store.writer import SHARDS, STORE_CARD, read_store_card
+from interp.store.batches import Batches
+from interp.store.shard import Shard, find_shard, outlier_column, site_shapes
+from interp.store.stats import SiteStats
+from interp.store.writer import SHARDS
 
-log = logging.getLogger("interp.store")
+POOLING = ("last", "first", "mean")
 
 
 class Store:
     """Recorded activations on the disk. Row i is the same token at every site; texts and rows stand in recorded order.
 
-    Made by `open_store` and `record`. Nothing is read before it is asked for, and no file stays open.
+    Made by `open_store` and `record`. Nothing is read before it is asked for, and no file stays open. Wherever a site
+    is asked for, its full name and its shorthand (`resid_post:6`) both do.
 
     Raises:
-        ValueError: from any reader, where a file is damaged; the message names it.
+        ValueError: from whatever reads a file that is damaged; the message names it.
     """
 
     def __init__(self, path: Path, card: dict[str, Any], shards: list[Shard]) -> None:
-        self.path = path
-        self.card = card
+        self.path, self.card = path, card
+        self.shapes: Mapping[str, tuple[int, ...]] = site_shapes(card)
+        """Full site name -> shape of a row before it was flattened, in the model's order."""
         self._shards = shards
         self._starts = np.cumsum([0] + [shard.n_rows for shard in shards])
         self._stats: dict[str, SiteStats] = {}
-        self.shapes = site_shapes(card)
-        """Full site name -> shape of a row before it was flattened, in the model's order."""
 
     def __repr__(self) -> str:
-        state = "" if self.complete else f", {len(self._shards)} of {self.card['shards']} shards so far"
-        shown = ", ".join(site_names.short_name(site) for site in self.sites[:3]) + (
-            " ..." if len(self.sites) > 3 else ""
-        )
+        sites = ", ".join(map(site_names.short_name, self.sites[:3])) + " ..." * (len(self.sites) > 3)
+        state = "" if self.complete else f"; {len(self._shards)} of {self.card['shards']} shards so far"
         return (
             f"Store({str(self.path)!r}: {self.card['model']['name']}, {self.n_texts} texts, {self.n_rows} rows "
-            f"(tokens={self.card['tokens']!r}), {len(self.sites)} sites in {self.dtype}: {shown}{state})"
+            f"(tokens={self.card['tokens']!r}), {len(self.sites)} sites in {self.dtype}: {sites}{state})"
         )
 
     # ---------------------------------------------------------------------------------------------- what is in it
@@ -107,41 +101,37 @@ class Store:
     def typical(self, site: str) -> Bool[np.ndarray, " row"]:
         """For each row whether it is typical: not special, not first in its text, not an outlier at this site."""
         columns = ["is_special", "is_first", outlier_column(self._site(site))]
-        table = pa.concat_tables([shard.tokens(columns) for shard in self._shards])
+        table = pa.concat_tables([shard.tokens(columns) for shard in self._finished()])
         return ~np.logical_or.reduce([table.column(name).to_numpy() for name in columns])
 
     def stats(self, site: str) -> SiteStats:
         """Statistics of a site, of all rows (`.all`) and of typical rows (`.typical`), merged over the shards."""
         site = self._site(site)
         if site not in self._stats:
-            parts = [shard.stats([site])[site] for shard in self._shards]
-            if not parts:
-                raise ValueError(f"{self.path} has no finished shard yet: record again to go on")
-            self._stats[site] = functools.reduce(SiteStats.merge, parts)
+            self._stats |= self._merged_stats([site])
         return self._stats[site]
 
     def to_frame(self) -> pd.DataFrame:
-        """A row per site: site, layer, shape, dtype, rows, typical_norm (null without typical rows), left_out."""
-        rows = []
-        for site in self.sites:
-            stats = self.stats(site)
-            rows.append(
-                {
-                    "site": site,
-                    "layer": site_names.layer_of(site),
-                    "shape": "x".join(map(str, self.shapes[site])),
-                    "dtype": self.dtype,
-                    "rows": stats.all.count,
-                    "typical_norm": stats.typical_norm if stats.typical.count else np.nan,
-                    "left_out": stats.left_out,
-                }
-            )
+        """A row per site: site, layer, shape, dtype, rows, typical_norm (NaN without typical rows), left_out."""
+        self._stats |= self._merged_stats(self.sites)
+        rows = [
+            {
+                "site": site,
+                "layer": site_names.layer_of(site),
+                "shape": " ".join(map(str, shape)),
+                "dtype": self.dtype,
+                "rows": self._stats[site].all.count,
+                "typical_norm": self._stats[site].typical_norm if self._stats[site].typical.count else math.nan,
+                "left_out": self._stats[site].left_out,
+            }
+            for site, shape in self.shapes.items()
+        ]
         return pd.DataFrame(rows).astype({"layer": "Int64"})
 
     # ------------------------------------------------------------------------------------------------------- rows
 
     def rows(self, site: str, index: Any) -> Float32[Tensor, "n d"]:
-        """Rows of a site in the order asked for.
+        """Rows of a site, in the order asked for.
 
         Args:
             site: full name or shorthand.
@@ -150,12 +140,11 @@ class Store:
         Raises:
             ValueError: an unknown site, or an index outside the rows.
         """
-        site, wanted = self._site(site), self._index(index)
-        unique, place = np.unique(wanted, return_inverse=True)
-        found = self._read(site, unique).float()
-        return (
-            found if len(unique) == len(wanted) and (place[1:] > place[:-1]).all() else found[torch.from_numpy(place)]
-        )
+        site = self._site(site)
+        ascending, place = np.unique(self._row_numbers(index), return_inverse=True)
+        found = self._read(site, ascending).float()
+        in_order = np.array_equal(place, np.arange(len(ascending)))
+        return found if in_order else found[torch.from_numpy(place)]
 
     def activations(self, text: int, sites: Any = None) -> dict[str, Float32[Tensor, "pos d"]]:
         """The kept rows of one text: full site name -> [pos d]; their positions stand in `tokens`.
@@ -163,14 +152,16 @@ class Store:
         Args:
             text: number of the text, as in the index of `examples`.
             sites: sites or shorthand, None for all.
+
+        Raises:
+            ValueError: no such text or site.
         """
         wanted = self.sites if sites is None else site_names.expand(sites, self.sites)
-        start, stop = self._spans
-        if text not in start.index:
-            raise ValueError(
-                f"there is no text {text!r}: the store has {self.n_texts}, numbered from {self._first_text()}"
-            )
-        rows = np.arange(start[text], stop[text])
+        numbers, start, stop = self._texts
+        found = np.flatnonzero(numbers == text)
+        if not len(found):
+            raise ValueError(f"there is no text {text!r}: the store has {self.n_texts}, see its examples")
+        rows = np.arange(self.n_rows)[start[found[0]] : stop[found[0]]]
         return {site: self._read(site, rows).float() for site in wanted}
 
     def pooled(self, site: str, tokens: str = "last") -> tuple[Float32[Tensor, "text d"], pd.DataFrame]:
@@ -183,11 +174,16 @@ class Store:
         Raises:
             ValueError: tokens that were not recorded; a text without typical rows for the mean; NaN.
         """
-        site = self._site(site)
-        self._check_pooling(tokens)
-        start, stop = (span.to_numpy() for span in self._spans)
+        site, kept = self._site(site), self.card["tokens"]
+        possible = (kept,) if kept in POOLING else POOLING
+        if tokens not in possible:
+            raise ValueError(
+                f"tokens={tokens!r} cannot be read from a store that kept tokens={kept!r}: it has "
+                f"{', '.join(map(repr, possible))}; record with tokens='all' for the others"
+            )
+        _, start, stop = self._texts
         if tokens == "mean":
-            pooled = self._mean_of_typical(site, start, stop)
+            pooled = self._mean_of_typical(site)
         else:
             pooled = self.rows(site, stop - 1 if tokens == "last" else start)
         if not bool(torch.isfinite(pooled).all()):
@@ -211,28 +207,22 @@ class Store:
             size: rows in a batch; the last of an epoch is smaller, or left out with `drop_last`.
             seed: decides the order.
             typical: leave out special tokens, first tokens and outliers.
-            rows: restrict to these rows (boolean mask or integers), for a held-out part.
+            rows: restrict to these rows (as in `rows`), for a held-out part.
             epochs: passes over the rows, None for no end.
 
         Raises:
-            ValueError: an unknown site, a size or seed out of range, or no row left.
+            ValueError: an unknown site, a size, seed or number of epochs out of range, or no row left.
         """
         site = self._site(site)
-        for name, value, least in (
-            ("size", size, 1),
-            ("seed", seed, 0),
-            ("epochs", 1 if epochs is None else epochs, 1),
-        ):
-            if value < least:
+        for name, value, least in (("size", size, 1), ("seed", seed, 0), ("epochs", epochs, 1)):
+            if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
-        chosen = np.ones(self.n_rows, dtype=bool)
-        if rows is not None:
-            chosen = np.zeros(self.n_rows, dtype=bool)
-            chosen[self._index(rows)] = True
+        chosen = np.zeros(self.n_rows, dtype=bool)
+        chosen[slice(None) if rows is None else self._row_numbers(rows)] = True
         if typical:
             chosen &= self.typical(site)
         if not chosen.any():
-            raise ValueError(f"no row of {site} is left: of {self.n_rows}, rows= and typical={typical} leave out all")
+            raise ValueError(f"no row of {site} is left: typical={typical} and rows= leave out all {self.n_rows}")
         return Batches(
             functools.partial(self._read, site),
             np.flatnonzero(chosen),
@@ -250,63 +240,55 @@ class Store:
     def verify(self) -> pd.DataFrame:
         """Read every byte and compare: a row per problem (shard, file, problem), no row if the store is whole."""
         found: list[tuple[int, str, str]] = []
-        present = {shard.index for shard in self._shards}
         for index in range(self.card["shards"]):
-            folder = self.path / SHARDS / f"{index:06d}"
             try:
-                card = read_card(folder)
+                shard = find_shard(self.path / SHARDS / f"{index:06d}")
             except ValueError as error:
                 found.append((index, "shard.json", str(error)))
                 continue
-            if card is None:
-                gone = "gone since the store was opened" if index in present else "not recorded (yet)"
-                found.append((index, "shard.json", gone))
-                continue
-            found += [(index, name, problem) for name, problem in _shard(folder, card, self.card).problems()]
-        return pd.DataFrame(found, columns=["shard", "file", "problem"])
+            problems = [("shard.json", "not recorded, or gone")] if shard is None else shard.problems()
+            found += [(index, name, problem) for name, problem in problems]
+        return pd.DataFrame(found, columns=pd.Index(["shard", "file", "problem"]))
 
     def check_model(self, model: Any) -> None:
         """Refuse a model that did not make this store. ValueError says whether weights or tokenizer differ."""
-        tokenizer = getattr(model.tokenizer, "hash", None)
         pairs = (
             ("model", self.card["model"]["fingerprint"], model.fingerprint),
-            ("tokenizer", self.card["tokenizer"]["hash"], tokenizer),
+            ("tokenizer", self.card["tokenizer"]["hash"], getattr(model.tokenizer, "hash", None)),
         )
         differs = [f"{name} ({old} there, {new} now)" for name, old, new in pairs if old != new]
         if differs:
             raise ValueError(
-                f"{self.path} was recorded from {self.card['model']['name']}, which is another {' and '.join(differs)}: "
-                "load that model, or record again"
+                f"{self.path} was recorded from {self.card['model']['name']} with another "
+                f"{' and another '.join(differs)}: load the same, or record again"
             )
 
     # ---------------------------------------------------------------------------------------------------- helpers
 
+    def _finished(self) -> list[Shard]:
+        if not self._shards:
+            raise ValueError(f"{self.path} has no finished shard yet: record again to go on with it")
+        return self._shards
+
     @functools.cached_property
     def _examples(self) -> pd.DataFrame:
-        tables = [shard.examples() for shard in self._shards]
-        frame = pa.concat_tables(tables).to_pandas() if tables else pd.DataFrame({"text_index": [], "text": []})
-        frame = frame.set_index("text_index")
-        frame.index.name = None
-        return frame
+        frame = pa.concat_tables([shard.examples() for shard in self._finished()]).to_pandas().set_index("text_index")
+        return frame.rename_axis(index=None)
 
     @functools.cached_property
     def _tokens(self) -> pd.DataFrame:
-        tables = [shard.tokens() for shard in self._shards]
-        if not tables:
-            return pd.DataFrame({"text": [], "position": [], "token_id": []})
-        names = [name for name in tables[0].column_names if not name.startswith(outlier_column(""))]
-        return pa.concat_tables([table.select(names) for table in tables]).to_pandas()
+        return pa.concat_tables([shard.tokens() for shard in self._finished()]).to_pandas()
 
     @functools.cached_property
-    def _spans(self) -> tuple[pd.Series, pd.Series]:
-        """First row, and one past the last row, of each text; indexed by the text's number."""
+    def _texts(self) -> tuple[Int[np.ndarray, " text"], Int[np.ndarray, " text"], Int[np.ndarray, " text"]]:
+        """Number, first row, and one past the last row of each text."""
         text = self._tokens["text"].to_numpy()
         start = np.flatnonzero(np.diff(text, prepend=-1))
-        number = pd.Index(text[start])
-        return pd.Series(start, number), pd.Series(np.append(start[1:], len(text)), number)
+        return text[start], start, np.append(start[1:], len(text))
 
-    def _first_text(self) -> int:
-        return self._shards[0].first_text if self._shards else 0
+    def _merged_stats(self, sites: list[str]) -> dict[str, SiteStats]:
+        parts = [shard.stats(sites) for shard in self._finished()]
+        return {site: functools.reduce(SiteStats.merge, (part[site] for part in parts)) for site in sites}
 
     def _site(self, site: str) -> str:
         if site in self.shapes:
@@ -314,120 +296,49 @@ class Store:
         try:
             found = site_names.expand(site, self.sites)
         except ValueError as error:
-            have = ", ".join(site_names.short_name(name) for name in self.sites[:8])
-            raise ValueError(
-                f"{site!r} is not in this store (it has {have}{' ...' * (len(self.sites) > 8)}): {error}"
-            ) from None
+            have = ", ".join(map(site_names.short_name, self.sites[:8])) + " ..." * (len(self.sites) > 8)
+            raise ValueError(f"{site!r} is not in this store, which has {have}: {error}") from None
         if len(found) != 1:
             raise ValueError(f"{site!r} names {len(found)} sites, one is needed here, for example {found[0]!r}")
         return found[0]
 
-    def _index(self, index: Any) -> Int[np.ndarray, " n"]:
+    def _row_numbers(self, index: Any) -> Int[np.ndarray, " n"]:
         if isinstance(index, slice):
             return np.arange(self.n_rows)[index]
         wanted = np.atleast_1d(np.asarray(index))
-        if wanted.dtype == bool:
-            if wanted.shape != (self.n_rows,):
-                raise ValueError(f"a mask over rows has one entry a row ({self.n_rows}), this one is {wanted.shape}")
+        if wanted.dtype == bool and wanted.shape == (self.n_rows,):
             return np.flatnonzero(wanted)
-        if not len(wanted):
+        if not wanted.size:
             return np.empty(0, dtype=np.int64)
         if wanted.ndim != 1 or not np.issubdtype(wanted.dtype, np.integer):
-            raise ValueError(f"rows are chosen by integers or a boolean mask, got {wanted.dtype} {wanted.shape}")
+            raise ValueError(
+                f"rows are chosen by integers or by a boolean mask with {self.n_rows} entries, got {wanted.dtype} "
+                f"{wanted.shape}"
+            )
         if wanted.min() < 0 or wanted.max() >= self.n_rows:
             raise ValueError(f"rows go from 0 to {self.n_rows - 1}, asked for {wanted.min()} to {wanted.max()}")
         return wanted.astype(np.int64)
 
     def _read(self, site: str, index: Int[np.ndarray, " n"]) -> Shaped[Tensor, "n d"]:
         """Rows `index` (ascending, in range) in the dtype of the disk."""
-        cuts = np.searchsorted(index, self._starts)
-        parts = [
-            shard.rows(site, index[a:b] - start)
-            for shard, start, a, b in zip(self._shards, self._starts[:-1], cuts[:-1], cuts[1:])
-            if b > a
-        ]
-        if not parts:
-            return torch.empty(0, self.width(site), dtype=files.DTYPES[self.dtype])
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _check_pooling(self, tokens: str) -> None:
-        kept = self.card["tokens"]
-        allowed = {"all": ("last", "first", "mean"), "answer": ("last", "first", "mean")}.get(kept, (kept,))
-        if tokens not in allowed:
-            raise ValueError(
-                f"tokens={tokens!r} cannot be read from a store that kept tokens={kept!r}: choose {' or '.join(map(repr, allowed))}"
-                + ("" if kept == "all" else ", or record with tokens='all'")
-            )
-
-    def _mean_of_typical(self, site: str, start: Any, stop: Any) -> Float32[Tensor, "text d"]:
-        typical = self.typical(site)
-        out = torch.empty(len(start), self.width(site))
-        for number, (a, b) in enumerate(zip(start.tolist(), stop.tolist())):
-            chosen = a + np.flatnonzero(typical[a:b])
-            if not len(chosen):
-                raise ValueError(
-                    f"text {self.examples.index[number]} has no typical token (each is special, its first one or an outlier), "
-                    "so it has no mean: leave it out, or use tokens='last'"
-                )
-            out[number] = self._read(site, chosen).float().mean(dim=0)
+        out = torch.empty(len(index), self.width(site), dtype=files.DTYPES[self.dtype])
+        cuts = np.searchsorted(index, self._starts).tolist()
+        for shard, start, a, b in zip(self._shards, self._starts.tolist(), cuts, cuts[1:]):
+            if b > a:
+                shard.read_rows(site, index[a:b] - start, out[a:b])
         return out
 
-
-def open_store(path: str | os.PathLike[str]) -> Store:
-    """Open a store for reading, also one that is not finished; what killed writers left behind is ignored and removed.
-
-    Raises:
-        ValueError: no such folder (with the nearest stores), not a store, damaged, or of a newer format.
-    """
-    path = Path(path)
-    if not (path / STORE_CARD).is_file():
-        raise ValueError(_no_store(path))
-    card = read_store_card(path)
-    _sweep(path)
-    shards = []
-    for folder in sorted((path / SHARDS).iterdir()) if (path / SHARDS).is_dir() else ():
-        if not folder.name.isdigit():
-            continue
-        try:
-            shard_card = read_card(folder)
-        except ValueError as error:
-            log.warning("%s is left out: %s", folder, error)
-            continue
-        if shard_card is not None:
-            shards.append(_shard(folder, shard_card, card))
-    if len(shards) != card["shards"]:
-        log.warning("%s has %d of %d shards; record again to go on with it", path, len(shards), card["shards"])
-    return Store(path, card, shards)
-
-
-def site_shapes(card: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Full site name -> shape of a row, from store.json."""
-    return {entry["name"]: tuple(entry["shape"]) for entry in card["sites"]}
-
-
-def _shard(folder: Path, shard_card: dict[str, Any], card: dict[str, Any]) -> Shard:
-    widths = {site: math.prod(shape) for site, shape in site_shapes(card).items()}
-    return Shard(folder, shard_card, card["dtype"], widths)
-
-
-def _sweep(path: Path) -> None:
-    """Remove half-made shards, if no writer is at work: then they belong to one that was killed."""
-    if not leftovers(path / SHARDS):
-        return
-    try:
-        with files.hold(path, patience=0.0):
-            for leftover in leftovers(path / SHARDS):
-                shutil.rmtree(leftover)
-    except (ValueError, PermissionError) as error:
-        log.debug("leftovers in %s stay: %s", path, error)
-
-
-def _no_store(path: Path) -> str:
-    if path.is_dir():
-        return f"{path} is a folder but not a store (it has no {STORE_CARD}): give the path that record() was given"
-    near: Iterable[str] = ()
-    if path.parent.is_dir():
-        stores = [p.name for p in sorted(path.parent.iterdir()) if (p / STORE_CARD).is_file()]
-        near = difflib.get_close_matches(path.name, stores, 3, 0.4) or stores[:3]
-    hint = f"; stores beside it: {', '.join(near)}" if near else ""
-    return f"there is no store at {path}{hint}"
+    def _mean_of_typical(self, site: str) -> Float32[Tensor, "text d"]:
+        typical, (numbers, start, stop) = self.typical(site), self._texts
+        text_of_row = np.repeat(np.arange(len(numbers)), stop - start)
+        counts = np.bincount(text_of_row[typical], minlength=len(numbers))
+        if not counts.all():
+            raise ValueError(
+                f"text {numbers[np.argmin(counts)]} has no typical token (each is special, its first one or an "
+                "outlier), so it has no mean: leave it out, or use tokens='last'"
+            )
+        sums = torch.zeros(len(numbers), self.width(site), dtype=torch.float64)
+        for first, last in zip(self._starts[:-1], self._starts[1:]):  # a shard at a time bounds the memory
+            rows = first + np.flatnonzero(typical[first:last])
+            sums.index_add_(0, torch.from_numpy(text_of_row[rows]), self._read(site, rows).double())
+        return (sums / torch.from_numpy(counts)[:, None]).float()

@@ -50,7 +50,7 @@ class ShardData:
     examples: pa.Table
     """A row per text: text_index, text, label, group, split, further columns."""
     tokens: pa.Table
-    """A row per kept token: text (its text_index), position, token_id, is_bos, is_special, is_first, further columns."""
+    """A row per kept token: text (its text_index), position, token_id, is_bos, is_special, is_first, signals."""
     acts: Mapping[str, Float[Tensor, "row d"]]
     """Full site name -> rows, in the dtype of the disk."""
 
@@ -113,7 +113,7 @@ def _fill(folder: Path, data: ShardData) -> None:
         "texts": data.examples.num_rows,
         "rows": data.tokens.num_rows,
         "files": records,
-        "sites": {site: _summary(site_stats) for site, site_stats in stats.items()},
+        "sites": {site: _summary(both) for site, both in stats.items()},
     }
     artifact.write_json(folder / CARD, files.sealed(card))
 
@@ -134,17 +134,16 @@ def _summary(stats: SiteStats) -> dict[str, Any]:
     }
 
 
+_STATS_TENSORS = ("mean", "M2", "norm_bins", "norm_counts")
+
+
 def _stats_to_tensors(stats: Mapping[str, SiteStats]) -> dict[str, Tensor]:
     tensors = {}
-    for site, value in stats.items():
-        for part, moments in (("all", value.all), ("typical", value.typical)):
-            tensors |= {
-                f"{site}/{part}/mean": moments.mean,
-                f"{site}/{part}/M2": moments.M2,
-                f"{site}/{part}/norm_bins": moments.norms.bins,
-                f"{site}/{part}/norm_counts": moments.norms.counts,
-            }
-    return {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+    for site, both in stats.items():
+        for part, moments in (("all", both.all), ("typical", both.typical)):
+            values = (moments.mean, moments.M2, moments.norms.bins, moments.norms.counts)
+            tensors |= {f"{site}/{part}/{name}": value.clone() for name, value in zip(_STATS_TENSORS, values)}
+    return tensors
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -158,10 +157,6 @@ class Shard:
     """Its folder."""
     card: dict[str, Any]
     """The content of shard.json."""
-    dtype: str
-    """dtype of the rows on the disk."""
-    widths: Mapping[str, int]
-    """Full site name -> numbers in a row."""
 
     @property
     def index(self) -> int:
@@ -188,13 +183,15 @@ class Shard:
         return files.read_table(self._checked(EXAMPLES))
 
     def tokens(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The table of kept tokens, whole or some columns."""
-        return files.read_table(self._checked(TOKENS), columns)
+        """The table of kept tokens: some columns, or all but the outliers of each site."""
+        path = self._checked(TOKENS)
+        if columns is None:
+            columns = [name for name in files.table_columns(path) if not name.startswith(outlier_column(""))]
+        return files.read_table(path, columns)
 
-    def rows(self, site: str, index: Int[np.ndarray, " n"]) -> Float[Tensor, "n d"]:
-        """Rows of a site, `index` ascending, in the dtype of the disk."""
-        path = self._checked(f"{site}.safetensors")
-        return files.read_rows(path, self.n_rows, self.widths[site], self.dtype, index)
+    def read_rows(self, site: str, index: Int[np.ndarray, " n"], out: Float[Tensor, "n d"]) -> None:
+        """Read rows of a site, `index` ascending, into `out`, which has the dtype of the disk."""
+        files.read_rows(self._checked(f"{site}.safetensors"), self.n_rows, index, out)
 
     def stats(self, sites: Iterable[str]) -> dict[str, SiteStats]:
         """Statistics of sites."""
@@ -206,35 +203,38 @@ class Shard:
             raise ValueError(f"{path} cannot be read ({error}): store.verify() lists what is damaged") from None
 
     def _site_stats(self, site: str, tensors: Mapping[str, Tensor]) -> SiteStats:
-        counts = {"all": self.n_rows, "typical": self.card["sites"][site]["typical_rows"]}
-        parts = {}
-        for part, count in counts.items():
-            mean, M2, bins, n = (
-                tensors[f"{site}/{part}/{name}"] for name in ("mean", "M2", "norm_bins", "norm_counts")
-            )
-            parts[part] = Moments(count, mean, M2, NormHistogram(bins, n))
-        return SiteStats(parts["all"], parts["typical"], (self.card["sites"][site]["outlier_norm"],))
+        summary = self.card["sites"][site]
+
+        def moments(part: str, count: int) -> Moments:
+            mean, M2, bins, counts = (tensors[f"{site}/{part}/{name}"] for name in _STATS_TENSORS)
+            return Moments(count, mean, M2, NormHistogram(bins, counts))
+
+        typical = moments("typical", summary["typical_rows"])
+        return SiteStats(moments("all", self.n_rows), typical, (summary["outlier_norm"],))
+
+    def cut_off(self) -> list[str]:
+        """Names of the files that are missing or have another size than was written."""
+        return [name for name in self.card["files"] if self._size(name) != self.card["files"][name]["bytes"]]
 
     def problems(self) -> list[tuple[str, str]]:
         """(file, problem) for every file that is not byte for byte what was written."""
         found = []
         for name, record in sorted(self.card["files"].items()):
-            path = self.folder / name
-            try:
-                size = path.stat().st_size
-                if size != record["bytes"]:
-                    found.append((name, f"{size} bytes, {record['bytes']} were written"))
-                elif files.hash_file(path) != record["xxh3"]:
-                    found.append((name, "content changed since it was written (hash differs)"))
-            except FileNotFoundError:
+            size = self._size(name)
+            if size is None:
                 found.append((name, "missing"))
-            except OSError as error:
-                found.append((name, f"cannot be read ({error.strerror})"))
+            elif size != record["bytes"]:
+                found.append((name, f"{size} bytes, {record['bytes']} were written"))
+            elif files.hash_file(self.folder / name) != record["xxh3"]:
+                found.append((name, "content changed since it was written (hash differs)"))
         return found
 
+    def _size(self, name: str) -> int | None:
+        path = self.folder / name
+        return path.stat().st_size if path.is_file() else None
+
     def _checked(self, name: str) -> Path:
-        path, expected = self.folder / name, self.card["files"][name]["bytes"]
-        size = path.stat().st_size if path.is_file() else None
+        path, expected, size = self.folder / name, self.card["files"][name]["bytes"], self._size(name)
         if size != expected:
             state = "missing" if size is None else f"{size} bytes long, but {expected} were written"
             raise ValueError(
@@ -244,22 +244,25 @@ class Shard:
         return path
 
 
-def read_card(folder: Path) -> dict[str, Any] | None:
-    """The content of a shard.json, None where there is none: then the folder is no shard (yet).
+def find_shard(folder: Path) -> Shard | None:
+    """The shard in a folder; None where there is no shard.json: then it is no shard (yet).
 
     Raises:
-        ValueError: it is damaged, or of a newer format.
+        ValueError: shard.json is damaged, or of a newer format.
     """
     if not (folder / CARD).is_file():
         return None
     card = files.read_sealed(folder / CARD)
     if card["format"] > FORMAT:
-        raise ValueError(
-            f"{folder} has format {card['format']}, newer than the {FORMAT} that is known here: update interp"
-        )
-    return card
+        raise ValueError(f"{folder} has format {card['format']}, newer than the {FORMAT} known here: update interp")
+    return Shard(folder, card)
 
 
 def leftovers(shards: Path) -> list[Path]:
     """Half-made folders of writers that were killed."""
     return sorted(shards.glob(".*.part"))
+
+
+def site_shapes(store_card: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Full site name -> shape of a row, from the content of store.json."""
+    return {entry["name"]: tuple(entry["shape"]) for entry in store_card["sites"]}

@@ -5,7 +5,7 @@ median norm of the rows that are neither special nor first. The first token is a
 a hundred times that of the others, and then it alone decides a mean, a variance or a principal component.
 
 1. Each shard computes count, mean and M2 (the sum of squared deviations) in float64.
-2. Two parts merge by the pairwise update of Chan, Golub and LeVeque (1983), "Algorithms for computing the sample variance".
+2. Two parts merge by the update of Chan, Golub and LeVeque (1983), "Algorithms for computing the sample variance".
 3. Norms go into a histogram with fixed bins, 128 to each doubling, so any two merge exactly; a quantile is then known
    within 0.3 %.
 """
@@ -22,12 +22,15 @@ OUTLIER_FACTOR = 10.0
 """A row is an outlier if its norm is over this many times the median norm."""
 BINS_PER_OCTAVE = 128
 _ZERO_BIN = -(1 << 40)
-_ROWS_AT_ONCE = 512
+_ROWS_AT_ONCE = 256
+"""Rows in float64 that stay in the processor's cache; one large copy costs more than the arithmetic on it."""
+
+Rows = Float[Tensor, "row d"] | Float[np.ndarray, "row d"]
 
 
 @dataclass(frozen=True, eq=False)
 class NormHistogram:
-    """How many rows have which norm. Bin b holds norms from 2^(b/128) up to 2^((b+1)/128); zero has a bin of its own."""
+    """How many rows have which norm. Bin b holds norms from 2^(b/128) up to 2^((b+1)/128); zero has its own bin."""
 
     bins: Int64[Tensor, " bin"]
     """Numbers of the bins that are not empty, ascending."""
@@ -55,7 +58,7 @@ class NormHistogram:
         return NormHistogram(bins, counts)
 
     def quantile(self, q: float) -> float:
-        """The norm below which a share `q` (0 to 1) of the rows lies. ValueError if there are no rows or q is outside."""
+        """The norm below which a share `q` of the rows lies. ValueError if there are no rows or q is not in 0 to 1."""
         if not 0.0 <= q <= 1.0:
             raise ValueError(f"a quantile lies between 0 and 1, got {q}")
         if not self.count:
@@ -78,23 +81,39 @@ class Moments:
     count: int
     """Number of rows."""
     mean: Float64[Tensor, " d"]
-    """Mean row; zeros where there are no rows."""
+    """Mean row; NaN where there are no rows, so that nothing takes it for a mean."""
     M2: Float64[Tensor, " d"]
     """Sum of squared deviations from the mean, for each dimension."""
     norms: NormHistogram
     """Euclidean norms of the rows."""
 
     @classmethod
-    def of(cls, rows: Float[np.ndarray, "row d"], norms: Float[np.ndarray, " row"]) -> "Moments":
-        """Compute from rows and their norms, a block at a time, in float64."""
-        count, mean, M2 = 0, np.zeros(rows.shape[1]), np.zeros(rows.shape[1])
+    def of(
+        cls,
+        rows: Rows,
+        norms: Float[np.ndarray, " row"] | None = None,
+        chosen: Bool[np.ndarray, " row"] | None = None,
+    ) -> "Moments":
+        """Compute from rows, a block at a time, in float64.
+
+        Args:
+            rows: tensor or array [row d].
+            norms: their norms, if they are known.
+            chosen: which rows count, None for all.
+        """
+        rows = torch.as_tensor(rows)
+        norms = row_norms(rows) if norms is None else norms
+        chosen = np.ones(len(rows), dtype=bool) if chosen is None else chosen
+        count, mean, M2 = 0, np.full(rows.shape[1], np.nan), np.zeros(rows.shape[1])
         for start in range(0, len(rows), _ROWS_AT_ONCE):
-            block = rows[start : start + _ROWS_AT_ONCE].astype(np.float64)
-            block_mean = block.mean(axis=0)
-            block -= block_mean
-            block_M2 = np.einsum("rd,rd->d", block, block)
-            count, mean, M2 = _combine(count, mean, M2, len(block), block_mean, block_M2)
-        return cls(count, torch.from_numpy(mean), torch.from_numpy(M2), NormHistogram.of(norms))
+            some = torch.from_numpy(chosen[start : start + _ROWS_AT_ONCE])
+            block = rows[start : start + _ROWS_AT_ONCE][some].double().numpy()
+            if len(block):
+                block_mean = block.mean(axis=0)
+                block -= block_mean
+                block_M2 = np.einsum("rd,rd->d", block, block)
+                count, mean, M2 = _combine(count, mean, M2, len(block), block_mean, block_M2)
+        return cls(count, torch.from_numpy(mean), torch.from_numpy(M2), NormHistogram.of(norms[chosen]))
 
     def merge(self, other: "Moments") -> "Moments":
         """The moments of both sets of rows."""
@@ -114,8 +133,8 @@ class Moments:
 def _combine(n_a: int, mean_a: Any, M2_a: Any, n_b: int, mean_b: Any, M2_b: Any) -> tuple[int, Any, Any]:
     """Chan's update, for numpy arrays and tensors alike."""
     n = n_a + n_b
-    if not n:
-        return 0, mean_a, M2_a
+    if not n_a or not n_b:
+        return (n, mean_b, M2_b) if n_b else (n, mean_a, M2_a)
     delta = mean_b - mean_a
     return n, mean_a + delta * (n_b / n), M2_a + M2_b + delta * delta * (n_a * n_b / n)
 
@@ -153,30 +172,34 @@ class SiteStats:
         )
 
 
-def row_norms(rows: Float[np.ndarray, "row d"]) -> Float64[np.ndarray, " row"]:
+def row_norms(rows: Rows) -> Float64[np.ndarray, " row"]:
     """Euclidean norm of each row, accumulated in float64."""
+    rows = torch.as_tensor(rows)
     norms = np.empty(len(rows))
     for start in range(0, len(rows), _ROWS_AT_ONCE):
-        block = rows[start : start + _ROWS_AT_ONCE].astype(np.float64)
+        block = rows[start : start + _ROWS_AT_ONCE].double().numpy()
         norms[start : start + _ROWS_AT_ONCE] = np.sqrt(np.einsum("rd,rd->r", block, block))
     return norms
 
 
 def site_stats(
-    acts: Float[Tensor, "row d"], ordinary: Bool[np.ndarray, " row"]
+    rows: Float[Tensor, "row d"], ordinary: Bool[np.ndarray, " row"]
 ) -> tuple[SiteStats, Bool[np.ndarray, " row"]]:
     """Statistics of one shard's rows, and which rows are outliers.
 
     Args:
-        acts: the rows as they stand on the disk.
+        rows: as they stand on the disk.
         ordinary: True where a row is neither special nor first in its text.
+
+    Raises:
+        ValueError: NaN or infinity in a row.
     """
-    rows = acts.float().numpy()
     norms = row_norms(rows)
+    if not np.isfinite(norms).all():
+        raise ValueError(f"row {int(np.argmin(np.isfinite(norms)))} holds NaN or infinite values: it cannot be stored")
     median = float(np.median(norms[ordinary])) if ordinary.any() else 0.0
     threshold = OUTLIER_FACTOR * median if median else None
     outlier = norms > threshold if threshold is not None else np.zeros(len(norms), dtype=bool)
-    typical = ordinary & ~outlier
-    inside = Moments.of(rows[typical], norms[typical])
-    outside = Moments.of(rows[~typical], norms[~typical])
-    return SiteStats(inside.merge(outside), inside, (threshold,)), outlier
+    typical = Moments.of(rows, norms, ordinary & ~outlier)
+    rest = Moments.of(rows, norms, ~(ordinary & ~outlier))
+    return SiteStats(typical.merge(rest), typical, (threshold,)), outlier

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from interp.store import files
-from interp.store.reader import Store, open_store
+from interp.store.opening import open_store
+from interp.store.reader import Store
 from interp.store.writer import require_room
 
 log = logging.getLogger("interp.store")

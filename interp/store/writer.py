@@ -7,17 +7,18 @@
 
 import contextlib
 import errno
+import functools
 import logging
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from interp import artifact
 from interp.store import files
-from interp.store.shard import FORMAT, ShardData, leftovers, read_card, write_shard
+from interp.store.shard import CARD, FORMAT, ShardData, find_shard, leftovers, write_shard
 
 log = logging.getLogger("interp.store")
 
@@ -60,17 +61,18 @@ class StoreWriter:
         self._stack = contextlib.ExitStack()
         self._on_its_way: Future[Path] | None = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "StoreWriter":
         self.path.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
             stack.enter_context(files.hold(self.path))
-            if (self.path / STORE_CARD).is_file():
+            begun = _has_shards(self.path)
+            if begun:
                 self._card = _same_inputs(read_store_card(self.path), self._card, self.path)
             (self.path / SHARDS).mkdir(exist_ok=True)
             artifact.sweep_temporary(self.path / STORE_CARD)
             for leftover in leftovers(self.path / SHARDS):
                 shutil.rmtree(leftover)
-            if not (self.path / STORE_CARD).is_file():
+            if not begun:  # also a card that a recording left which failed before its first shard
                 artifact.write_json(self.path / STORE_CARD, files.sealed(self._card))
                 files.sync_folder(self.path)
             self._pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="store-writer"))
@@ -97,15 +99,15 @@ class StoreWriter:
     def finished(self) -> set[int]:
         """Numbers of the shards that are there, whole. ValueError if one is damaged."""
         found = set()
-        for folder in sorted((self.path / SHARDS).iterdir()):
-            if folder.name.isdigit() and (card := read_card(folder)) is not None:
-                broken = [name for name, record in card["files"].items() if _size(folder / name) != record["bytes"]]
-                if broken:
-                    raise ValueError(
-                        f"{folder} is damaged ({', '.join(broken)} missing or cut off): remove that folder and record again; "
-                        "the other shards are kept"
-                    )
-                found.add(card["index"])
+        for folder in sorted((self.path / SHARDS).glob("[0-9]*")):
+            shard = find_shard(folder)
+            if shard is not None and (broken := shard.cut_off()):
+                raise ValueError(
+                    f"{folder} is damaged ({', '.join(broken)} missing or cut off): remove that folder and record "
+                    "again; the other shards are kept"
+                )
+            if shard is not None:
+                found.add(shard.index)
         return found
 
     def commit(self, shard: ShardData) -> None:
@@ -146,8 +148,8 @@ def require_room(path: Path, needed: int) -> None:
     free = shutil.disk_usage(place).free
     if needed > free:
         raise ValueError(
-            f"recording needs about {needed / 1e6:,.0f} MB but {place} has {free / 1e6:,.0f} MB free: choose another path, "
-            "fewer sites or texts, tokens='last', or dtype='bfloat16'"
+            f"recording needs about {needed / 1e6:,.0f} MB but {place} has {free / 1e6:,.0f} MB free: choose another "
+            "path, fewer sites or texts, tokens='last', or dtype='bfloat16'"
         )
 
 
@@ -155,7 +157,7 @@ def _check_place(path: Path, resume: bool) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file; a store is a folder: choose another path")
     if (path / STORE_CARD).is_file():
-        if not resume:
+        if not resume and _has_shards(path):
             raise ValueError(f"{path} holds a store already and resume=False: choose another path, or remove it")
     elif path.is_dir() and (foreign := sorted(p.name for p in path.iterdir() if p.name not in (SHARDS, ".lock"))):
         foreign = [name for name in foreign if not name.endswith(".part")]
@@ -163,13 +165,15 @@ def _check_place(path: Path, resume: bool) -> None:
             raise ValueError(f"{path} is not a store and not empty ({foreign[0]!r} lies there): choose another path")
 
 
+def _has_shards(path: Path) -> bool:
+    return any((path / SHARDS).glob(f"[0-9]*/{CARD}"))
+
+
 def _same_inputs(there: dict[str, Any], wanted: dict[str, Any], path: Path) -> dict[str, Any]:
     """The card that is there, if it describes the same inputs."""
     differs = []
     for name, keys in _WHAT_COUNTS.items():
-        old, new = there, wanted
-        for key in keys:
-            old, new = old.get(key), new.get(key)
+        old, new = (functools.reduce(lambda entry, key: entry[key], keys, card) for card in (there, wanted))
         if old != new:
             differs.append(f"{name} ({_say(old)} there, {_say(new)} now)")
     if differs:
@@ -185,7 +189,3 @@ def _say(value: Any) -> str:
         names = [entry["name"] if isinstance(entry, dict) else str(entry) for entry in value]
         return f"{len(names)}: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}" if names else "none"
     return str(value)
-
-
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None

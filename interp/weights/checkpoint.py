@@ -47,8 +47,9 @@ class SafetensorsFiles(Mapping[str, Tensor]):
     def __init__(self, files: Mapping[str, Path]) -> None:
         self._files = dict(files)
         self._open = {path: _opened(path) for path in sorted(set(self._files.values()))}
+        held = {path: set(file.keys()) for path, file in self._open.items()}
         for name, path in self._files.items():
-            if name not in self._open[path].keys():  # noqa: SIM118 (not a dict)
+            if name not in held[path]:
                 raise ValueError(f"{path} lacks the tensor {name} that its index names: download the folder again")
 
     @classmethod
@@ -75,15 +76,19 @@ def _opened(path: Path) -> Any:
         raise ValueError(f"{path} is not a whole safetensors file ({error}): download it again") from None
 
 
-def read_folder(path: Path) -> Checkpoint:
+def read_folder(path: Path, name: str | None = None) -> Checkpoint:
     """Open a Hugging Face folder: config.json, model.safetensors (or an index and its shards), tokenizer.json.
+
+    Args:
+        path: the folder.
+        name: what people call the model; None takes it from config.json, or else the folder's.
 
     Raises:
         ValueError: a file that is missing or damaged, or a folder with pickled weights only.
     """
-    config = artifact.read_json(path / "config.json") if (path / "config.json").is_file() else None
-    if config is None:
+    if not (path / "config.json").is_file():
         raise ValueError(f"{path} has no config.json: pass a Hugging Face model folder or a .gguf file")
+    config = artifact.read_json(path / "config.json")
     index, single = path / "model.safetensors.index.json", path / "model.safetensors"
     if single.is_file():
         tensors = SafetensorsFiles.of([single])
@@ -91,14 +96,14 @@ def read_folder(path: Path) -> Checkpoint:
         tensors = SafetensorsFiles({name: path / file for name, file in _weight_map(index).items()})
     else:
         raise ValueError(_no_weights(path))
+    called = name or str(config.get("interp_name") or path.resolve().name)
+    tokenizer = None
     if (path / "tokenizer.json").is_file():
         tokenizer = Tokenizer.from_folder(path)
+        tokenizer.name = called
     else:
-        tokenizer = None
         logger.warning("%s has no tokenizer.json: the model takes token ids, but no text", path)
-    return Checkpoint(
-        config, tensors, tokenizer, config.get("interp_name") or path.resolve().name, config.get("interp_note", "")
-    )
+    return Checkpoint(config, tensors, tokenizer, called, config.get("interp_note", ""))
 
 
 def _weight_map(index: Path) -> dict[str, str]:

@@ -75,8 +75,10 @@ def build_tokenizer(metadata: Mapping[str, Any], name: str) -> Tokenizer:
     tokens = values.get("tokens")
     if kind not in ("gpt2", "llama") or not tokens:
         raise ValueError(_mend(name, f"its tokenizer is of kind {kind!r}"))
-    if kind == "gpt2" and (pre not in WORDS or "merges" not in values):
+    if kind == "gpt2" and pre not in WORDS:
         raise ValueError(_mend(name, f"its tokenizer's word rule {pre!r} is not known"))
+    if "merges" not in values and (kind == "gpt2" or "scores" not in values):
+        raise ValueError(_mend(name, "it holds no merges"))
     if values.get("add_eos_token"):
         raise ValueError(_mend(name, "its tokenizer puts an EOS after each text, which no supported family does"))
     unk = tokens[values["unknown_token_id"]] if "unknown_token_id" in values else None

@@ -32,7 +32,15 @@ DTYPES = {
 }
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-HUB_FILES = ("*.safetensors", "model.safetensors.index.json", "config.json", "tokenizer.json", "tokenizer_config.json")
+HUB_FILES = (
+    "config.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+"""What is taken from the hub: data, never code or pickles."""
 
 
 def load(
@@ -60,7 +68,7 @@ def load(
             architecture or option that is not supported, or weights that do not fit their configuration.
         ConnectionError: a download that failed; the message says what to do without a network.
     """
-    wanted = _dtype(dtype)
+    wanted, place = _dtype(dtype), _device(device)
     checkpoint = _open(str(name_or_path), revision)
     family = _family(checkpoint)
     cfg = family.configure(checkpoint.config, checkpoint.name)
@@ -75,7 +83,7 @@ def load(
     model.load_state_dict(state, assign=True)
     model.requires_grad_(False)
     model.note = checkpoint.note
-    return model.to(device)
+    return model.to(place)
 
 
 def _dtype(dtype: str | torch.dtype) -> torch.dtype:
@@ -85,12 +93,23 @@ def _dtype(dtype: str | torch.dtype) -> torch.dtype:
     return known[dtype]
 
 
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        place = torch.device(device)
+        torch.empty(1, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device {str(device)!r} cannot be used here ({_first_line(error)}): choose another") from None
+    return place
+
+
 def _family(checkpoint: Checkpoint) -> Family:
     """The family by config.json's `architectures`, or else `model_type`."""
     config: Mapping[str, Any] = checkpoint.config
     architecture = (config.get("architectures") or [None])[0]
     for family in FAMILIES:
-        if architecture == family.architecture or (architecture is None and config.get("model_type") == family.model_type):
+        if architecture == family.architecture or (
+            architecture is None and config.get("model_type") == family.model_type
+        ):
             return family
     raise ValueError(
         f"{checkpoint.name} is a {architecture or config.get('model_type')!r}; supported are "
@@ -136,7 +155,34 @@ def _open_entry(entry: catalog.Entry) -> Checkpoint:
 def _open_hub(name: str, revision: str | None) -> Checkpoint:
     """Download the configuration, tokenizer and safetensors of a hub id, or take them from the hub's own cache."""
     # Imported here, for it costs half a second that no other way of loading needs.
-    import httpx
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
-    from huggingface_hub.errors import RevisionNotFoundError
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        folder = snapshot_download(name, revision=revision, allow_patterns=list(HUB_FILES))
+    except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
+        raise ValueError(f"the hub has no {name!r} for you{_at(revision)}: {_first_line(error)}") from error
+    except OSError as error:
+        raise ConnectionError(
+            f"could not download {name!r}{_at(revision)} ({_first_line(error)}). Without a network: download its "
+            "config.json, tokenizer.json, tokenizer_config.json and *.safetensors elsewhere and pass the folder"
+        ) from error
+    return read_folder(Path(folder), name)
+
+
+def _at(revision: str | None) -> str:
+    return "" if revision is None else f" at revision {revision!r}"
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name.lower(), catalog.names(), n=3, cutoff=0.4)
+    if name.startswith(("/", ".", "~")) or name.endswith(".gguf") or name.count("/") > 1:
+        return f"there is no file or folder {name}"
+    return (
+        f"there is no model {name!r}: it is not in the catalogue ({', '.join(catalog.names())}), no folder, no .gguf "
+        f"file, and no hub id of the form org/name{f'. Did you mean {near[0]!r}?' if near else ''}"
+    )

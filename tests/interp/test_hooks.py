@@ -33,7 +33,10 @@ def test_every_site_fires_once_with_its_shape(tiny: HookedTransformer) -> None:
     assert sorted(seen) == sorted(tiny.site_names)
 
 
-@pytest.mark.parametrize("site", ["resid_post:0", "pattern:0", "attn_scores:1", "z:0", "result:1", "ln1.scale:0", "k_input:1", "mlp_in:0", "q:0"])
+@pytest.mark.parametrize(
+    "site",
+    ["resid_post:0", "pattern:0", "attn_scores:1", "z:0", "result:1", "ln1.scale:0", "k_input:1", "mlp_in:0", "q:0"],
+)
 def test_an_edit_reaches_the_logits_and_leaving_restores_them(tiny: HookedTransformer, site: str) -> None:
     plain = tiny(TEXT)
     with tiny.hooks({site: lambda value, ctx: value + 0.5 * value.roll(1, -1)}):
@@ -88,9 +91,15 @@ def test_a_hook_that_never_fires_is_an_error(tiny: HookedTransformer) -> None:
 
 
 def test_unknown_sites_and_wrong_shapes_are_refused(tiny: HookedTransformer) -> None:
-    with pytest.raises(ValueError, match="did you mean resid_post:0"), tiny.hooks({"resid_pst:0": lambda value, ctx: value}):
+    with (
+        pytest.raises(ValueError, match="did you mean resid_post:0"),
+        tiny.hooks({"resid_pst:0": lambda value, ctx: value}),
+    ):
         pass
-    with pytest.raises(ValueError, match="it must return"), tiny.hooks({"resid_post:0": lambda value, ctx: value[:, :1]}):
+    with (
+        pytest.raises(ValueError, match="it must return"),
+        tiny.hooks({"resid_post:0": lambda value, ctx: value[:, :1]}),
+    ):
         tiny(TEXT)
     with pytest.raises(ValueError, match="selects no site"):
         tiny.run_with_hooks(TEXT, fwd_hooks=[(lambda name: name == "nope", lambda value, hook: value)])
@@ -117,7 +126,13 @@ def test_transformerlens_style_functions(tiny: HookedTransformer) -> None:
 
 def test_context_has_absolute_positions_and_phases(tiny: HookedTransformer) -> None:
     seen = []
-    with tiny.hooks({"resid_post:0": lambda value, ctx: seen.append((ctx.phase, ctx.step, ctx.positions.tolist(), ctx.prompt_len.tolist()))}):
+    with tiny.hooks(
+        {
+            "resid_post:0": lambda value, ctx: seen.append(
+                (ctx.phase, ctx.step, ctx.positions.tolist(), ctx.prompt_len.tolist())
+            )
+        }
+    ):
         tiny.generate(["ab", "abcd"], 3, stop_at_eos=False)
     assert seen[0] == ("prefill", 0, [[0, 0, 0, 1], [0, 1, 2, 3]], [2, 4])
     assert seen[1] == ("decode", 1, [[2], [4]], [2, 4])

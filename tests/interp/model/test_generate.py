@@ -3,7 +3,6 @@
 import pytest
 import torch
 from tiny import tiny_model
-from torch import Tensor
 
 from interp.model import HookedTransformer
 from interp.model.generate import Sampling, choose
@@ -55,7 +54,6 @@ def test_logprobs_are_the_models_own(tiny: HookedTransformer) -> None:
     logp = tiny(ids)[0].log_softmax(-1)
     expected = [float(logp[4 + i, token]) for i, token in enumerate(out.tokens)]
     assert out.logprobs == pytest.approx(expected, abs=1e-4)
-    assert all(drawn >= plain - 1e-6 for drawn, plain in zip(out.sampling_logprobs, out.logprobs, strict=True)) or True
     assert all(value <= 0 for value in out.sampling_logprobs)
 
 
@@ -84,9 +82,6 @@ def test_top_p_keeps_the_token_that_crosses_the_threshold() -> None:
 
 
 def test_end_of_text_stops_a_row(tiny: HookedTransformer) -> None:
-    def force(value: Tensor, ctx: object) -> Tensor:
-        return value
-
     free = tiny.generate("hello", 6, stop_at_eos=False)
     tiny.tokenizer.eos_id = free.tokens[2]
     out = tiny.generate(["hello", "hello"], 6)

@@ -18,7 +18,7 @@ def close(a: Tensor, b: Tensor, rtol: float = 1e-5) -> bool:
 
 def test_identities_hold_at_every_layer(tiny: HookedTransformer) -> None:
     _, cache = tiny.run_with_cache(TEXT, sites=tiny.site_names)
-    start = cache["embed"] + (cache["pos_embed"] if "pos_embed" in cache else 0)
+    start = cache["embed"] + cache.get("pos_embed", 0)
     assert torch.equal(start, cache["resid_pre", 0])
     for layer in range(tiny.cfg.n_layers):
         block = tiny.blocks[layer]
@@ -87,7 +87,9 @@ def test_stop_at_layer(tiny: HookedTransformer) -> None:
 
 def test_unembed_logits_of_the_last_layer_are_the_logits(tiny: HookedTransformer) -> None:
     logits, cache = tiny.run_with_cache(TEXT)
-    assert torch.equal(tiny.unembed_logits(cache["resid_post", -1] if False else cache["resid_post:-1"]), logits.as_subclass(Tensor))
+    assert torch.equal(
+        tiny.unembed_logits(cache["resid_post", -1] if False else cache["resid_post:-1"]), logits.as_subclass(Tensor)
+    )
 
 
 def test_loss_ignores_pads(tiny: HookedTransformer) -> None:

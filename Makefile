@@ -1,0 +1,56 @@
+# `make demo` and `make test` do their own set-up; a second run finds the stamps and spends no time on it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+
+.PHONY: help setup demo test test-fast lint format bench screenshots clean
+
+help:
+	@echo "make demo       set up, run the main job on a real model, open the dashboard"
+	@echo "make test       set up, run all tests          make test-fast   without the slow ones"
+	@echo "make lint       ruff, pyright, import rules    make format      ruff, in place"
+	@echo "make bench      benchmarks against the peers   make clean       remove what the others made"
+
+setup: $(VENV)/.dev
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; found $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "venv failed; on Debian: apt-get install python3-venv"; exit 1; }
+
+$(VENV)/.app: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "setting up $(VENV) for the demo: about 1 GB, a minute or two"
+	@$(PIP) -e '.[app]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "setting up $(VENV) for development: about 1.5 GB, a minute or two"
+	@$(PIP) -e '.[dev]'
+	@touch $(VENV)/.app $@
+
+demo: $(VENV)/.app
+	@$(BIN)/interp demo $(DEMO)
+
+test: $(VENV)/.dev
+	@$(BIN)/python -m pytest $(TESTS)
+
+test-fast: $(VENV)/.dev
+	@$(BIN)/python -m pytest -m "not slow and not browser" $(TESTS)
+
+lint: $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/pyright
+	@PYTHONPATH=app $(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.dev
+	@for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""What the pages share: services (the only callers of `interp`), state, the frame, the token strip, exports."""

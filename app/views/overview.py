@@ -1,0 +1,164 @@
+"""Overview: what the run found, what the model would say next, and how sure it was of each token."""
+
+import pandas as pd
+import streamlit as st
+
+from interp import plot
+from ui import figure, frame, services, state, states
+
+WHAT = """
+**What the run found** is the list of figures that the run itself thought worth saying, and the file that holds each.
+
+**Next token**: the model reads the prompt up to the chosen token and gives every token of its vocabulary a probability.
+
+**Surprisal** of a token is −ln p of that token after the ones before it; **entropy** is how spread the model's
+distribution *after* the token is, in nats: 0 means certain, and the largest possible is ln of the vocabulary (10.8 for
+49,152 tokens). The first token has no surprisal, since nothing stands before it.
+
+Click a token in the strip to choose it; arrow keys and Enter do the same.
+"""
+ALONG = {"surprisal": "Surprisal", "entropy": "Entropy"}
+
+
+def findings() -> None:
+    """The run's own list of what it found."""
+    run = services.run()
+    if run is None:
+        states.empty(
+            "No run is open",
+            "Pages work on a typed prompt with the live model. For results, make a run and start the app on it:",
+            "interp demo\ninterp app --run runs/demo",
+        )
+        return
+    for step in run.info.get("steps", []):
+        if step.get("state") == "failed":
+            states.empty(
+                f"Step failed: {step.get('title', step.get('name'))}", str(step.get("headline", "")), "interp demo"
+            )
+    found = pd.DataFrame(run.info.get("findings", []), columns=["what", "figure", "where"]).astype(str)
+    if found.empty:
+        states.empty(
+            "No findings yet", "The run has not finished. Start it again: it goes on where it was.", "interp demo"
+        )
+        return
+    with figure.card(
+        "findings", "What the run found", "One line for each result; the file is in the run's folder."
+    ) as card:
+        card.table(
+            found,
+            code="# The whole story, with every figure: report.html in the run's folder.\n"
+            "import webbrowser\n\nwebbrowser.open('runs/demo/report.html')",
+            caption=f"Run {states.plain(run.name)}, {run.info.get('seconds', 0):.0f} s in all.",
+            columns={
+                "what": st.column_config.TextColumn("What", width="medium"),
+                "figure": st.column_config.TextColumn("Figure", width="medium"),
+                "where": st.column_config.TextColumn("File", width="small"),
+            },
+        )
+
+
+def next_token(pos: int, tokens: pd.DataFrame) -> None:
+    """The distribution after the chosen token."""
+    what = "The ten most probable tokens **after** the chosen one. `·` is a space, `↵` a line break."
+    with figure.card("next_token", "Next token", what) as card, states.guard("The model cannot be asked"):
+        with states.busy("Asking the model"):
+            table = services.next_tokens(state.prompt(), pos)
+        card.chart(
+            plot.next_token_bars(table),
+            table,
+            code=f"""
+import interp
+
+model = interp.load({services.model_name()!r})
+logits = model({state.prompt()!r})   # [batch pos d_vocab]
+probability = logits[0, {pos}].softmax(-1)
+print(probability.topk(10))
+""",
+            caption=f"After token {states.plain(f'{pos}: {plot.token_label(str(tokens.token.iloc[pos]))}')} · {frame.stamp()}",
+        )
+
+
+def along(pos: int, tokens: pd.DataFrame) -> None:
+    """Surprisal or entropy along the prompt."""
+    what = "**Surprisal**: −ln p of the token itself. **Entropy**: of the distribution after it. Both in nats."
+    with figure.card("along", "Along the prompt", what) as card, states.guard("The tokens cannot be drawn"):
+        shown = [name for name in ALONG if name in tokens]
+        y = st.segmented_control(
+            "Show",
+            shown,
+            default=shown[0],
+            format_func=ALONG.__getitem__,
+            key="along_show",
+            required=True,
+            bind="query-params",
+            label_visibility="collapsed",
+        )
+        view = tokens.iloc[list(state.window(len(tokens), pos))]
+        card.chart(
+            plot.token_bars(view, str(y), selected=pos),
+            view,
+            code=f"""
+import interp
+
+model = interp.load({services.model_name()!r})
+print(interp.token_uncertainty(model, {state.prompt()!r}).to_frame())
+""",
+            caption=f"{len(view)} of {len(tokens)} tokens · {frame.stamp()}",
+        )
+
+
+def model_card() -> None:
+    """Sizes and origin of the model."""
+    run = services.run()
+    if run is None:
+        return
+    model = run.model
+    sizes = {"n_layers": "Layers", "n_heads": "Heads", "d_model": "Width", "d_vocab": "Vocabulary"}
+    with st.container(border=True):
+        st.subheader("Model", anchor=False)
+        note = str(model.get("note") or "")
+        st.text(f"{model.get('name', '')}{f' ({note})' if note else ''}")
+        with st.container(horizontal=True, gap="large"):
+            for key, title in sizes.items():
+                value = model.get(key)
+                st.metric(title, f"{value:,}" if isinstance(value, int) else "–", width="content")
+        st.caption(f"Fingerprint {states.plain(str(model.get('fingerprint', 'unknown')))}")
+
+
+def steps() -> None:
+    """What the run did, and how long it took."""
+    run = services.run()
+    if run is None or not run.info.get("steps"):
+        return
+    rows = pd.DataFrame(run.info["steps"])
+    if "files" in rows:
+        rows["files"] = [", ".join(map(str, files)) for files in rows["files"]]
+    shown = [c for c in ("title", "state", "seconds", "headline", "files") if c in rows]
+    with figure.card(
+        "steps", "Steps of the run", "Each step of `interp demo`, its state, and the files that it wrote."
+    ) as card:
+        card.table(
+            rows[shown],
+            code="# In a shell: goes on where it was, and skips what is done.\n# interp demo",
+            columns={"seconds": st.column_config.NumberColumn("seconds", format="%.1f", width="small")},
+        )
+
+
+def render() -> None:
+    frame.head("Overview", WHAT)
+    found = frame.prompt_strip()
+    with states.guard("The run cannot be read"):
+        findings()
+    if found is not None:
+        tokens, pos = found
+        left, right = st.columns(2)
+        with left:
+            next_token(pos, tokens)
+        with right:
+            along(pos, tokens)
+    with states.guard("The run cannot be read"):
+        model_card()
+        steps()
+
+
+render()

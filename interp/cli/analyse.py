@@ -1,0 +1,170 @@
+"""Commands that read a model or a store and report."""
+
+from pathlib import Path
+
+import click
+
+import interp
+from interp.cli.output import json_option, show
+
+
+@click.command(epilog="Example: interp sites smollm2-135m")
+@click.argument("model")
+@json_option
+def sites(model: str, as_json: bool) -> None:
+    """The places in MODEL that can be recorded and edited."""
+    show(interp.load(model).sites(), as_json, limit=40)
+
+
+@click.command(epilog="Example: interp lens smollm2-135m 'The capital of France is' --answer ' Paris'")
+@click.argument("model")
+@click.argument("text")
+@click.option("--answer", help="Token whose probability is followed; default: the model's own top prediction.")
+@click.option("--pos", type=int, help="One position only; default: the last.")
+@click.option("--out", type=click.Path(path_type=Path), help="Also write the whole result to this file.")
+@json_option
+def lens(model: str, text: str, answer: str | None, pos: int | None, out: Path | None, as_json: bool) -> None:
+    """What MODEL would predict after each layer."""
+    result = interp.logit_lens(interp.load(model), text, answer=answer)
+    if out is not None:
+        result.save(out)
+    frame = result.to_frame()
+    last = int(frame["pos"].max())
+    pos = last if pos is None else pos
+    if not 0 <= pos <= last:
+        raise click.BadParameter(f"the text has positions 0 to {last}", param_hint="--pos")
+    columns = ["layer", "top1", "p_top1", "target", "p_target", "rank", "entropy", "kl"]
+    settle = int(result.settle_layer[pos])
+    title = f"after {frame['token'].iloc[pos]!r} (position {pos}); the prediction stays from layer {settle} on"
+    show(frame.loc[frame["pos"] == pos, columns], as_json, title=title)
+
+
+@click.command(epilog="Example: interp heads smollm2-135m --by previous_token --top 5")
+@click.argument("model")
+@click.option("--by", default="induction", show_default=True, help="Metric to order by.")
+@click.option("--top", default=10, show_default=True, help="Heads shown; --json prints all.")
+@click.option("--seed", default=0, show_default=True, help="Of the random tokens.")
+@click.option("--out", type=click.Path(path_type=Path), help="Also write the whole result to this file.")
+@json_option
+def heads(model: str, by: str, top: int, seed: int, out: Path | None, as_json: bool) -> None:
+    """Score every attention head of MODEL on repeated random tokens."""
+    scores = interp.head_scores(interp.load(model), seed=seed)
+    best = scores.top(by, top)
+    if out is not None:
+        scores.save(out)
+    show(scores.to_frame() if as_json else best, as_json, title=f"heads by {by}")
+
+
+@click.group()
+def sae() -> None:
+    """Sparse autoencoders."""
+
+
+@sae.command(epilog="Example: interp sae train --store runs/corpus --site resid_post:10 --k 32 --out sae.safetensors")
+@click.option("--store", "path", required=True, type=click.Path(path_type=Path), help="Store to train on.")
+@click.option("--site", help="Site; default: the store's only one.")
+@click.option("--kind", default="topk", show_default=True)
+@click.option("--k", default=32, show_default=True, help="Active latents a row.")
+@click.option(
+    "--width", default="8x", show_default=True, help="Latents: a number, or a multiple of d_model such as 8x."
+)
+@click.option("--epochs", default=3, show_default=True)
+@click.option("--batch-size", default=2048, show_default=True)
+@click.option(
+    "--lr",
+    type=float,
+    default=1.5e-3,
+    show_default=True,
+    help="Peak learning rate; the default suits a few hundred steps.",
+)
+@click.option("--held-out", default=0.2, show_default=True, help="Share of the documents to measure on.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--out", required=True, type=click.Path(path_type=Path))
+@json_option
+def train(
+    path: Path, site: str | None, kind: str, k: int, width: str, epochs: int, batch_size: int, lr: float, held_out: float,
+    seed: int, out: Path, as_json: bool,
+) -> None:  # fmt: skip
+    """Train on a store and measure on documents that training never saw."""
+    store = interp.open_store(path)
+    if site is None and len(store.sites) > 1:
+        raise click.BadParameter(f"the store has several sites: {', '.join(store.sites)}", param_hint="--site")
+    site = store.sites[0] if site is None else site
+    config = interp.SAEConfig(
+        kind=kind,
+        k=k,
+        width=int(width) if width.isdigit() else width,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        seed=seed,
+    )
+    rows, held = interp.split_rows(store, held_out, seed)
+    with click.progressbar(length=1000, label="training", hidden=as_json) as bar:
+        model = interp.train_sae(
+            store, config, site=site, rows=rows, progress=lambda done, total: bar.update(1000 * done // total - bar.pos)
+        )
+    model.save(out)
+    show(interp.evaluate_sae(model, store, site=site, rows=held).to_frame(), as_json, title=str(out))
+
+
+@click.group()
+def probe() -> None:
+    """Probes for a label, split by group."""
+
+
+@probe.command(epilog="Example: interp probe sweep runs/demo/stores/cities --out runs/cities-probes")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--sites", default="resid_post:*", show_default=True)
+@click.option("--kind", "kinds", multiple=True, default=("logistic", "mass_mean"), show_default=True)
+@click.option("--group", help="Group column; default: the store's.")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), help="Also write the report to this folder.")
+@json_option
+def sweep(
+    path: Path, sites: str, kinds: tuple[str, ...], group: str | None, seed: int, out: Path | None, as_json: bool
+) -> None:
+    """Fit probes at every site of a store, with nested cross-validation over groups."""
+    report = interp.probe_sweep(interp.open_store(path), sites, kinds, seed=seed, groups=group)
+    if out is not None:
+        report.save(out)
+    show(report.to_frame(), as_json)
+    if not as_json:
+        click.echo(report.summary())
+
+
+@click.command(epilog="Example: interp uncertainty smollm2-135m 'The capital of France is Paris.'")
+@click.argument("model")
+@click.argument("text")
+@json_option
+def uncertainty(model: str, text: str, as_json: bool) -> None:
+    """How sure MODEL was of each token of TEXT, in nats."""
+    show(interp.token_uncertainty(interp.load(model), text).to_frame(), as_json)
+
+
+@click.command(epilog="Example: interp calibrate answers.csv --p confidence --y right --meaning p_top")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--p", "p_column", required=True, help="Column with the probabilities.")
+@click.option("--y", "y_column", required=True, help="Column with 1 and 0.")
+@click.option(
+    "--meaning", type=click.Choice(["p_true", "p_top"]), required=True,
+    help="p_true: probability that y is 1. p_top: confidence of the answer given, and y whether it was right.",
+)  # fmt: skip
+@click.option("--bins", default=15, show_default=True)
+@click.option("--group", help="Column whose rows belong together; intervals resample it.")
+@json_option
+def calibrate(
+    file: Path, p_column: str, y_column: str, meaning: str, bins: int, group: str | None, as_json: bool
+) -> None:
+    """Calibration of the probabilities in a CSV, JSONL or Parquet file."""
+    frame = interp.read_table(file, columns=[p_column, y_column, *([group] if group else [])])
+    report = interp.calibration_report(
+        **{meaning: frame[p_column].to_numpy()}, y=frame[y_column].to_numpy(), n_bins=bins,
+        groups=frame[group].tolist() if group else None,
+    )  # fmt: skip
+    show(report.to_dict() if as_json else report.to_frame(), as_json)
+    if not as_json:
+        click.echo(report.verdict)
+
+
+COMMANDS = (sites, lens, heads, sae, probe, uncertainty, calibrate)

@@ -1,0 +1,74 @@
+"""The command group, and what becomes of errors."""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+import interp
+from interp.cli import act, analyse, run, stores
+
+
+class Group(click.Group):
+    """Commands in the order of the work, not of the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
+        return list(self.commands)
+
+
+@click.group(
+    cls=Group,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Example: interp lens smollm2-135m 'The Eiffel Tower is located in the city of' --answer ' Paris'",
+)
+@click.version_option(interp.__version__, prog_name="interp")
+@click.option("-v", "--verbose", is_flag=True, help="Show what is done on the way.")
+def commands(verbose: bool) -> None:
+    """Record a model's activations, analyse the store, act on the model, show the results."""
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(name)s: %(message)s")
+
+
+for command in (*run.COMMANDS, *stores.COMMANDS, *analyse.COMMANDS, *act.COMMANDS):
+    commands.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit with its status."""
+    sys.exit(status(arguments))
+
+
+def status(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; 0 done, 1 the work failed, 2 the call was wrong."""
+    try:
+        commands.main(arguments, prog_name="interp", standalone_mode=False)
+    except click.exceptions.Abort:
+        return _say("stopped; what was finished is kept", 130)
+    except KeyboardInterrupt:
+        return _say("stopped; what was finished is kept", 130)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.UsageError as error:
+        hint = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
+        return _say(error.format_message() + hint, 2)
+    except click.ClickException as error:
+        return _say(error.format_message(), 2)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        if os.environ.get("INTERP_DEBUG"):
+            raise
+        wrong_call = isinstance(error, ValueError | FileNotFoundError)
+        text = str(error) or type(error).__name__
+        return _say(
+            text if wrong_call else f"{type(error).__name__}: {text} (INTERP_DEBUG=1 shows where)",
+            2 if wrong_call else 1,
+        )
+    return 0
+
+
+def _say(text: str, code: int) -> int:
+    click.echo("interp: " + " ".join(text.split()), err=True)
+    return code

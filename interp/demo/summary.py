@@ -1,0 +1,139 @@
+"""The demo's report: what each step found, with its figures, the caveats, and the code that does the same again."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from interp import artifact, plot
+from interp.report import Figure, Section, Table, write_report
+
+
+def write_summary(folder: Path, books: dict[str, Any]) -> Path:
+    """Write `folder/report.html` from the files that the steps wrote."""
+    others = [build(folder) for build in (_heads, _probes, _sae, _steering, _calibration)]
+    sections = [_found(books), _lens(folder, books), *others]
+    model = books["model"]
+    summary = (
+        f"{model['name']} ({model['note']}): {model['n_layers']} layers, d_model {model['d_model']}, {model['n_heads']} heads. "
+        "Its residual stream was recorded into a store, and every analysis read the store. Each figure stands with its n and, "
+        "where sampling makes one, a 95 % interval."
+    )
+    card = {"model": model, "prompt": books["prompt"], "seconds": books["seconds"], **books["provenance"]}
+    return write_report(folder / "report.html", "What the model shows of itself", sections, card, summary=summary)
+
+
+def _svg(chart: Any) -> str:
+    return plot.to_svg(chart, ink="currentColor")
+
+
+def _found(books: dict[str, Any]) -> Section:
+    frame = pd.DataFrame(books["findings"])
+    return Section("What was found", tables=[Table(frame, "Each line names the file of the run that holds it.")])
+
+
+def _lens(folder: Path, books: dict[str, Any]) -> Section:
+    frame = pd.read_parquet(folder / "lens.parquet")
+    caption = "The top prediction after each layer, shaded by its probability; the leftmost column is the embedding."
+    return Section(
+        "The prediction forms",
+        "The residual stream after each layer is read through the final norm, recomputed for each row, and the unembedding.",
+        [Figure(_svg(plot.lens_grid(frame, "p_top1")), caption)],
+        code=f'model = interp.load("{books["model"]["loads_as"]}")\ninterp.logit_lens(model, {books["prompt"]!r}).plot()',
+    )
+
+
+def _heads(folder: Path) -> Section:
+    frame = pd.read_parquet(folder / "heads.parquet")
+    columns = ["layer", "head", "induction", "induction_low", "induction_high", "induction_null", "previous_token", "n"]
+    best = frame.nlargest(8, "induction")[columns]
+    return Section(
+        "Heads that copy from context",
+        "Random tokens, repeated: only the first copy can predict the second. The induction score is the mean attention from a "
+        "token of the second copy to the one after its first occurrence. A score is no proof of an effect.",
+        [Figure(_svg(plot.head_grid(frame, "induction")), "Induction score of every head.")],
+        [Table(best, "The eight highest scores. The null is the largest attention to any other offset.")],
+        code="interp.head_scores(model).top('induction', 8)",
+    )  # fmt: skip
+
+
+def _probes(folder: Path) -> Section:
+    frame = pd.read_parquet(folder / "probes.parquet")
+    told = artifact.read_json(folder / "probes.json")["datasets"]
+    figures = []
+    for name, part in frame.groupby("dataset", sort=False):
+        baselines = {"bag of words": told[name]["baselines"]["bag_of_words"]["auroc"], "chance": 0.5}
+        chart = plot.layer_curve(
+            part.dropna(subset=["layer"]), "auroc", low="low", high="high", colour="kind", baselines=baselines
+        )
+        figures.append(
+            Figure(_svg(chart), f"{name}: AUROC on groups that no choice saw, n = {int(part['n'].iloc[0]):,}.")
+        )
+    text = "\n\n".join(f"{name}. {each['summary']}" for name, each in told.items())
+    return Section(
+        "Truth is decodable",
+        "Statements are split by entity, never by row: each entity stands once in a true and once in a false statement, so a "
+        "split by rows hands the answer to the probe. Layer and strength are chosen inside the training part. Decodable does "
+        f"not mean that the model uses it.\n\n{text}",
+        figures,
+        code="interp.probe_sweep(interp.open_store('runs/demo/stores/cities')).summary()",
+    )
+
+
+def _sae(folder: Path) -> Section:
+    found = artifact.read_json(folder / "sae.json")
+    chart = plot.fvu_curve(pd.DataFrame(found["pca"]), fvu=found["fvu"], l0=found["l0"])
+    text = (
+        f"{found['width']:,} latents, {found['k']} active, trained on {found['n_train']:,} rows and measured on "
+        f"{found['n_rows']:,} rows of documents that training never saw. Position 0, special tokens and rows of outlying norm "
+        f"({found['n_left_out']:,}) are left out for all: their norm is so large that figures with them in say nothing. With "
+        f"them in, the FVU would read {found['fvu_unmasked']:.4f}."
+    )
+    caption = "Fraction of variance unexplained on held-out rows: the autoencoder at its L0, PCA at its rank."
+    return Section(
+        "A sparse dictionary", text, [Figure(_svg(chart), caption)], code="interp.load_sae('runs/demo/sae.safetensors')"
+    )
+
+
+def _steering(folder: Path) -> Section:
+    found = artifact.read_json(folder / "steering.json")
+    effects, texts = pd.DataFrame(found["effects"]), pd.DataFrame(found["generations"])
+    band = pd.DataFrame(found["band"])
+    text = (
+        f"A mean difference of {found['concept']} pairs at {found['site']}. The effect is the change of the log-probability of a "
+        "held-out positive response against a negative one, whose words the vector never saw. Random directions of the same "
+        "norm stand beside it; so does the rise of the loss on other text."
+    )
+    return Section(
+        "Steering",
+        text,
+        [Figure(_svg(plot.steering_effect(effects)), "Effect over strength; the band is that of the random directions.")],
+        [
+            Table(texts[["prompt", "strength", "text"]], "Greedy continuations; strength 0 is the model as it is."),
+            Table(band, "Random directions at the largest strength; p = (1 + as large) / (n + 1)."),
+        ],
+        code="v = interp.load_steering_vector('runs/demo/steering.safetensors')\n"
+        "with model.intervene(interp.Steer(v, 0.1)):\n    model.generate('My week at work has been', 30).text",
+    )  # fmt: skip
+
+
+def _calibration(folder: Path) -> Section:
+    found = artifact.read_json(folder / "calibration.json")
+    figures = []
+    for key, words in (("before", "As the model is"), ("after", f"After temperature {found['temperature']:.2f}")):
+        report = found[key]
+        chart = plot.reliability(pd.DataFrame(report["bins"]))
+        figures.append(
+            Figure(_svg(chart), f"{words}: ECE {report['ece']:.3f}, n = {report['n']:,}, {report['n_bins']} bins.")
+        )
+    text = (
+        "Next-token predictions on documents: how often the most probable token is right, against its probability. The "
+        "temperature is fitted on other documents. A perfectly calibrated source would also show some error at this n: the "
+        "null band says how much."
+    )
+    tokens = pd.read_parquet(folder / "tokens.parquet")
+    shown = [column for column in ("pos", "token", "logprob", "entropy", "top1", "p_top1", "rank") if column in tokens]
+    return Section(
+        "Does it know when it is wrong?", text, figures, [Table(tokens[shown], "Surprise and entropy, token by token, in nats.")],
+        code="interp.token_uncertainty(model, 'a text').to_frame()",
+    )  # fmt: skip

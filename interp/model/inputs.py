@@ -1,0 +1,46 @@
+"""What goes into a pass and what comes out: token ids in every form that people pass, padding, and the logits."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.tokens import Tokens
+
+
+class Logits(Tensor):
+    """Logits [batch pos d_vocab] that remember their tokens, so that rows of pads are not read by mistake."""
+
+    # Results of operations are plain tensors: they are no longer the logits of these tokens.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
+    tokens: Tokens
+
+    @property
+    def last(self) -> Float[Tensor, "batch d_vocab"]:
+        """The logits at each text's last real token."""
+        rows = torch.arange(self.shape[0], device=self.device)
+        return self.as_subclass(Tensor)[rows, self.tokens.last.to(self.device)]
+
+
+def tokens_from_ids(x: Any) -> Tokens:
+    try:
+        ids = torch.as_tensor(x)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"expected text, texts, token ids or Tokens, got {type(x).__name__}: {error}") from error
+    if ids.is_floating_point() or ids.dtype == torch.bool or ids.ndim not in (1, 2):
+        raise ValueError(
+            f"token ids must be integers of shape [pos] or [batch pos], got {ids.dtype} {tuple(ids.shape)}"
+            if ids.numel()
+            else "the text is empty: there is no token to run the model on"
+        )
+    ids = ids.long() if ids.ndim == 2 else ids.long()[None]
+    return Tokens(ids, torch.ones_like(ids, dtype=torch.bool), False, None)
+
+
+def left_padded(tokens: Tokens) -> Tokens:
+    """The same texts with their pads on the left, so that every row's next token is the last place."""
+    if bool(tokens.mask[:, -1].all()):
+        return tokens
+    order = tokens.mask.int().argsort(dim=1, stable=True)
+    return Tokens(tokens.ids.gather(1, order), tokens.mask.gather(1, order), tokens.bos_added, tokens.texts)

@@ -1,0 +1,116 @@
+"""What a probe is fitted to: activations, two labels, groups. Whatever would make a silent mistake is refused here."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float64, Int
+from torch import Tensor
+
+Column = Tensor | np.ndarray | pd.Series | Sequence[Any]
+"""One value a row."""
+MIN_GROUPS = 5
+"""With fewer, a figure over unseen groups says nothing."""
+ROWS = "rows"
+"""`groups="rows"`: every row is its own group, said on purpose."""
+
+
+def check_activations(X: Tensor | np.ndarray, where: str = "X") -> Float64[Tensor, "row d"]:
+    """Activations as float64 on the CPU.
+
+    Raises:
+        ValueError: not two axes, NaN or infinity, or features that are all constant.
+    """
+    rows = torch.as_tensor(X).detach().to("cpu", torch.float64)
+    if rows.ndim != 2 or 0 in rows.shape:
+        raise ValueError(f"{where} must be [row d], one activation vector a row; it has shape {list(rows.shape)}")
+    bad = ~torch.isfinite(rows).all(1)
+    if bool(bad.any()):
+        raise ValueError(
+            f"{where}: NaN or infinity in {int(bad.sum())} of {len(rows)} rows (the first is row "
+            f"{int(bad.int().argmax())}): leave these rows out, or record in float32"
+        )
+    if bool((rows == rows[0]).all()):
+        raise ValueError(
+            f"{where}: all {len(rows)} rows are the same, so nothing can be read from them: choose another site or "
+            "token (the embedding of a last token that is always a full stop is constant)"
+        )
+    return rows
+
+
+def check_labels(y: Column, n: int) -> Int[np.ndarray, " row"]:
+    """Labels as 0 and 1.
+
+    Raises:
+        ValueError: another number of labels than rows, missing labels, strings, or other than the two values 0 and 1.
+    """
+    values = _column(y, "y", n, "labels")
+    missing = values.isna().to_numpy()
+    if missing.any():
+        raise ValueError(
+            f"{missing.sum()} of {n} rows have no label (the first is row {missing.argmax()}): label them, or leave "
+            "them out"
+        )
+    text = [value for value in values if isinstance(value, str)]
+    if text:
+        raise ValueError(
+            f"labels are strings ({text[0]!r}): a probe needs 0 and 1, for example [v == {text[0]!r} for v in y]"
+        )
+    found = sorted(set(values), key=str)
+    if len(found) == 1:
+        raise ValueError(f"all {n} labels are {found[0]!r}: a probe needs rows of both labels")
+    if set(found) != {0, 1}:
+        shown = ", ".join(repr(value) for value in found[:5]) + (" ..." if len(found) > 5 else "")
+        raise ValueError(
+            f"labels must be 0 and 1, got {len(found)} values: {shown}; map the one to detect to 1, the rest to 0"
+        )
+    return values.astype(int).to_numpy()
+
+
+def check_groups(groups: Column | str, n: int, n_folds: int) -> Int[np.ndarray, " row"]:
+    """Groups as numbers 0, 1, ... in the order of their names; each row its own one for "rows".
+
+    Raises:
+        ValueError: another number of groups than rows, rows without a group, or fewer than 5 groups, or than folds.
+    """
+    if isinstance(groups, str):
+        if groups != ROWS:
+            raise ValueError(f"groups must be one value a row, or {ROWS!r} to split by row on purpose; got {groups!r}")
+        names = pd.Series(range(n), dtype=object)
+    else:
+        names = _column(groups, "groups", n, "groups")
+    missing = names.isna().to_numpy()
+    if missing.any():
+        raise ValueError(
+            f"{missing.sum()} of {n} rows have no group (the first is row {missing.argmax()}): give each row the "
+            "entity that it is about, or leave these rows out"
+        )
+    codes, distinct = pd.factorize(names.astype(str), sort=True)
+    needed = max(MIN_GROUPS, n_folds)
+    if len(distinct) < needed:
+        raise ValueError(
+            f"{len(distinct)} groups are too few: at least {needed} are needed, so that each of {n_folds} folds holds "
+            "groups that the rest does not; gather more, or name a finer group"
+        )
+    return codes.astype(int)
+
+
+def check_strengths(C: float | Sequence[float] | None, default: tuple[float, ...]) -> tuple[float, ...]:
+    """The strengths to choose from, ascending: several, one that was given, or the default ones."""
+    found = default if C is None else (C,) if isinstance(C, int | float) else tuple(C)
+    if not found or not all(np.isfinite(c) and c > 0 for c in found):
+        raise ValueError(f"C must be positive (as in scikit-learn, smaller is a stronger penalty), got {C!r}")
+    return tuple(sorted({float(c) for c in found}))
+
+
+def _column(values: Column, name: str, n: int, words: str) -> pd.Series:
+    listed = values.tolist() if isinstance(values, Tensor | np.ndarray | pd.Series) else list(values)
+    if len(listed) != n:
+        raise ValueError(
+            f"{name} has {len(listed)} {words} for {n} rows of activations: give one a row, in the same order"
+        )
+    if any(isinstance(value, list) for value in listed):
+        raise ValueError(f"{name} must have one axis, one of the {words} a row")
+    return pd.Series(listed, dtype=object)

@@ -1,0 +1,183 @@
+"""`ProbeReport`: what a sweep found, as tables, sentences, probes and a folder on the disk.
+
+folder/
+  report.json            card, selected figures, baselines
+  figures.parquet        a row per site and kind
+  predictions.parquet    a row per kind and text: held-out probabilities of the selected procedure
+  probe-<kind>.safetensors
+"""
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from interp import artifact, plot
+from interp import sites as site_names
+from interp.probe.figures import Figure
+from interp.probe.fit import Probe, load_probe
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Selected(Figure):
+    """The figure of a whole procedure: the site was chosen inside each training part."""
+
+    site: str
+    """The site that most folds chose."""
+    sites: tuple[str, ...]
+    """The site of each outer fold."""
+    strengths: tuple[float | None, ...]
+    """C of each outer fold; None for kinds without one."""
+    permuted: float
+    """Mean AUROC of the same procedure's probes fitted to permuted labels: 1/2 but for leaks."""
+    permuted_max: float
+    """The largest of them."""
+    p_permuted: float
+    """(1 + number of permutations that do as well) / (1 + number of permutations)."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeReport:
+    """Figures by nested cross-validation over groups; see `probe_sweep`."""
+
+    figures: pd.DataFrame = field(repr=False)
+    """A row per site and kind, without the baselines that are the same in every row."""
+    selected: dict[str, Selected]
+    """Kind -> the figure to quote."""
+    baselines: dict[str, Figure]
+    """bag_of_words, text_length, majority: what needs no model."""
+    predictions: pd.DataFrame = field(repr=False)
+    """Held-out predictions of the selected procedure: kind, row, text, label, fold, site, probability, threshold."""
+    probes: dict[str, Probe] = field(repr=False)
+    """Kind -> the probe fitted on all rows at the selected site."""
+    card: dict[str, Any] = field(repr=False)
+    """Sites, folds, seeds, counts, store, provenance."""
+
+    def probe(self, kind: str = "logistic") -> Probe:
+        """The probe fitted on all rows at the site that most folds chose; its card quotes the nested figure."""
+        if kind not in self.probes:
+            raise ValueError(f"this report has no {kind!r} probe: it has {', '.join(self.probes)}")
+        return self.probes[kind]
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per site and kind. The figure to quote is not the largest `auroc` of the table but `selected`.
+
+        Columns: site, layer, kind, auroc, low, high, accuracy, brier, n, n_groups; C (median over the folds); permuted,
+        permuted_max, random_direction, random_direction_max: mean and largest AUROC of the controls at that site;
+        p_permuted: rank of the AUROC among them; bag_of_words, text_length (AUROC), majority_accuracy: the same in
+        every row.
+        """
+        return self.figures.assign(
+            bag_of_words=self.baselines["bag_of_words"].auroc,
+            text_length=self.baselines["text_length"].auroc,
+            majority_accuracy=self.baselines["majority"].accuracy,
+        )
+
+    def summary(self) -> str:
+        """A sentence per kind, and what the figures must be read beside."""
+        lines = []
+        for kind, found in self.selected.items():
+            counts = Counter(site_names.short_name(site) for site in found.sites)
+            where = ", ".join(f"{site} in {count}" for site, count in counts.most_common())
+            lines.append(
+                f"{kind}: AUROC {_interval(found)}, accuracy {found.accuracy:.3f}, Brier {found.brier:.3f}, "
+                f"n = {found.n:,} in {found.n_groups:,} groups; the site was chosen inside each of {len(found.sites)} "
+                f"training parts ({where}); permuted labels give {found.permuted:.3f} (largest of "
+                f"{self.card['n_controls']}: {found.permuted_max:.3f}; p = {found.p_permuted:.2f})."
+            )
+        words, length = self.baselines["bag_of_words"], self.baselines["text_length"]
+        lines.append(
+            f"Without a model: bag of words {_interval(words)}, text length {_interval(length)}; always the larger "
+            f"class is right in {self.baselines['majority'].accuracy:.3f}."
+        )
+        best = max(found.auroc for found in self.selected.values())
+        if words.low > 0.5 and words.high >= best:
+            lines.append("The wording alone does as well as the probes: they show nothing about the model.")
+        elif words.low > 0.5:
+            lines.append("The wording alone tells part of the labels: only what is above it can come from the model.")
+        if self.card["groups_from"] == "every row its own group":
+            lines.append("Rows were split one by one, on purpose: rows about the same entity may stand on both sides.")
+        if repeated := self.card["texts_in_several_groups"]:
+            lines.append(f"{repeated} texts stand in more than one group and can leak between the parts.")
+        return "\n".join(lines)
+
+    def plot(self) -> alt.LayerChart:
+        """AUROC over layers with intervals, the text baselines as dashed lines, the selected layer marked."""
+        frame = self.figures.dropna(subset=["layer"]).astype({"layer": int})
+        if frame.empty:
+            raise ValueError("none of the swept sites lies in a layer: to_frame() has the figures")
+        marked = {kind: site_names.layer_of(found.site) for kind, found in self.selected.items()}
+        return plot.layer_curve(
+            frame,
+            "auroc",
+            low="low",
+            high="high",
+            colour="kind",
+            baselines={"bag of words": self.baselines["bag_of_words"].auroc, "chance": 0.5},
+            selected={kind: layer for kind, layer in marked.items() if layer is not None},
+            title="AUROC on groups that no choice saw",
+        )
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the folder, whole or not at all; `load_probe_report` reads it. ValueError where it exists already."""
+        with artifact.atomic_folder(folder) as place:
+            self.figures.to_parquet(place / "figures.parquet", index=False)
+            self.predictions.to_parquet(place / "predictions.parquet", index=False)
+            for kind, probe in self.probes.items():
+                probe.save(place / f"probe-{kind}.safetensors")
+            artifact.write_json(
+                place / "report.json",
+                {
+                    "kind": "probe report",
+                    "format": FORMAT,
+                    "card": self.card,
+                    "selected": {kind: as_json(found) for kind, found in self.selected.items()},
+                    "baselines": {name: as_json(figure) for name, figure in self.baselines.items()},
+                },
+            )
+        return Path(folder)
+
+
+def load_probe_report(folder: str | Path) -> ProbeReport:
+    """Read what `ProbeReport.save` wrote.
+
+    Raises:
+        ValueError: no such report, a newer format, or files that are missing or damaged.
+    """
+    folder = Path(folder)
+    content = artifact.read_json(folder / "report.json")
+    if not isinstance(content, dict) or content.get("kind") != "probe report":
+        raise ValueError(f"{folder} holds no probe report")
+    if content.get("format", FORMAT + 1) > FORMAT:
+        raise ValueError(f"{folder} has format {content.get('format')!r}, newer than {FORMAT}: update interp")
+    selected = {
+        kind: Selected(**{**found, "sites": tuple(found["sites"]), "strengths": tuple(found["strengths"])})
+        for kind, found in content["selected"].items()
+    }
+    try:
+        tables = [pd.read_parquet(folder / f"{name}.parquet") for name in ("figures", "predictions")]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} is not a whole probe report ({error}): run the sweep again") from None
+    kinds = content["card"]["kinds"]
+    return ProbeReport(
+        figures=tables[0],
+        selected={kind: selected[kind] for kind in kinds},
+        baselines={name: Figure(**figure) for name, figure in content["baselines"].items()},
+        predictions=tables[1],
+        probes={kind: load_probe(folder / f"probe-{kind}.safetensors") for kind in kinds},
+        card=content["card"],
+    )
+
+
+def as_json(figure: Figure) -> dict[str, Any]:
+    """A figure as JSON holds it."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(figure).items()}
+
+
+def _interval(figure: Figure) -> str:
+    return f"{figure.auroc:.3f} (95 % {figure.low:.3f} to {figure.high:.3f})"

@@ -1,0 +1,393 @@
+"""Tokenizer, Tokens and TokenView, against transformers and against the text itself."""
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tiny import byte_tokenizer
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from interp.tokens import Tokenizer, Tokens
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog. It isn't 12,345.67 km!",
+    "日本語のテキスト と 中文文本, 한국어 텍스트; Привет, мир",
+    "مرحبا بالعالم שלום עולם हिन्दी ไทย",
+    "🙂👩‍👩‍👧👍🏽🇫🇷 e\u0301 a\u0308\u0323 \u200b\u202e\ufeff ½²٣ ﷽",
+    "  two\t\ttabs \n\n\nlines\r\n  end   ",
+    "def f(x):\n    return x**2  # code\n",
+]
+
+TEXT = st.text(
+    st.one_of(
+        st.characters(exclude_categories=["Cs"]),
+        st.sampled_from(" \n\t\r\x00\x1b\u0301\u0308\u200b\u200d\u202e\ufe0f🙂👩👍🏽🇫🇷日本مرحبا½1"),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+def byte_level(bos: bool = False, digits: bool = False) -> Tokenizer:
+    """Byte-level BPE with some merges."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = ["<|start|>", "<|end|>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    return Tokenizer(backend, bos_id=0, eos_id=1, special_ids=[0, 1], add_bos=bos, name="bytes")
+
+
+def sentencepiece(bos: bool = True) -> Tokenizer:
+    """BPE as Llama 2 has it: ▁ for spaces, one put before the text, bytes for what is not in the vocabulary."""
+    backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=special, show_progress=False)
+    backend.train_from_iterator([*CORPUS[:1], CORPUS[4], CORPUS[5]], trainer)
+    spec = json.loads(backend.to_str())
+    spec["added_tokens"] = spec["added_tokens"][:3]
+    for token in spec["added_tokens"]:
+        token["normalized"] = False
+    backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    return Tokenizer(backend, bos_id=1, eos_id=2, special_ids=[0, 1, 2], add_bos=bos, name="pieces")
+
+
+BYTES, BYTES_BOS, PIECES = byte_level(), byte_level(bos=True), sentencepiece()
+CASES = {"bytes": BYTES, "bytes with BOS": BYTES_BOS, "pieces": PIECES, "no merges": byte_tokenizer()}
+each = pytest.mark.parametrize("tokenizer", CASES.values(), ids=CASES.keys())
+
+
+# ---------------------------------------------------------------------------------------------------- TokenView
+
+
+@each
+@given(text=TEXT)
+@example(text="👩‍👩‍👧 x\u0301<|end|>\n\n\tا\u202eب  ")
+@example(text=" leading")
+@example(text="</s> a</s>a")
+@settings(max_examples=150, deadline=None)
+def test_joined_views_are_the_prompt(tokenizer: Tokenizer, text: str) -> None:
+    tokens = tokenizer.tokenize(text)
+    views = tokenizer.views(tokens.ids[0], bos_added=tokens.bos_added)
+    data = text.encode()
+    assert "".join(view.text for view in views) == text
+    assert b"".join(bytes.fromhex(view.bytes) for view in views) == data
+    assert [view.start for view in views] == [0, *(view.end for view in views[:-1])]
+    assert all(data[view.start : view.end].hex() == view.bytes for view in views)
+    assert [view.pos for view in views] == list(range(len(views)))
+    assert all(view.display for view in views)
+    steps = [b.group - a.group for a, b in itertools.pairwise(views)]
+    assert set(steps) <= {0, 1}, "groups are runs"
+
+
+@each
+@given(ids=st.lists(st.integers(0, 257), min_size=1, max_size=20))
+@settings(max_examples=100, deadline=None)
+def test_views_of_any_ids_are_the_decoded_text(tokenizer: Tokenizer, ids: list[int]) -> None:
+    views = tokenizer.views(ids)
+    data = b"".join(bytes.fromhex(view.bytes) for view in views)
+    assert "".join(view.text for view in views) == data.decode("utf-8", "replace")
+    if tokenizer is not PIECES:  # whose decoder writes one sign for each broken byte
+        assert "".join(view.text for view in views) == tokenizer.decode(ids)
+
+
+def test_a_character_in_three_tokens() -> None:
+    views = byte_tokenizer().views(byte_tokenizer().encode("a✓b"))
+    assert [(view.text, view.kind, view.group) for view in views] == [
+        ("a", "text", 0),
+        ("✓", "partial_utf8", 1),
+        ("", "partial_utf8", 1),
+        ("", "partial_utf8", 1),
+        ("b", "text", 2),
+    ]
+    assert [view.display for view in views] == ["a", "⟨E2⟩", "⟨9C⟩", "⟨93⟩", "b"]
+
+
+def test_glyphs_of_several_characters_share_a_group() -> None:
+    tokenizer = byte_tokenizer()
+    for text in ("e\u0301", "👍🏽", "👩\u200d👧", "❤\ufe0f"):
+        groups = {view.group for view in tokenizer.views(tokenizer.encode(text))}
+        assert groups == {0}, text
+    assert {view.group for view in tokenizer.views(tokenizer.encode("ee"))} == {0, 1}
+
+
+def test_kinds_and_displays() -> None:
+    ids = BYTES.encode("<|start|> Paris\n\t\u200bThe lazy")
+    shown = {view.text: (view.kind, view.display) for view in BYTES.views(ids)}
+    assert shown["<|start|>"] == ("special", "<|start|>")
+    assert shown["\n"] == ("newline", "↵")
+    assert shown["\t"] == ("space", "⇥")
+    tiny = byte_tokenizer()
+    assert [view.display for view in tiny.views(tiny.encode(" \x1b"))] == ["·", "⟨U+001B⟩"]
+
+
+def test_display_of_spaces() -> None:
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab={"ĠParis": 0, "aĠb": 1, "ĠĠ": 2, "aĠĠb": 3, "Ì": 4, "ģ": 5, "ÌģĊ": 6}, merges=[])
+    )
+    backend.decoder = decoders.ByteLevel()
+    views = Tokenizer(backend).views([0, 1, 2, 3, 6])
+    assert [view.display for view in views] == ["·Paris", "a b", "··", "a··b", "\u25cc\u0301↵"]
+
+
+def test_an_id_beyond_the_vocabulary_is_shown_not_hidden() -> None:
+    view = byte_tokenizer().views([65, 9999])[1]
+    assert (view.text, view.kind, view.display) == ("", "special", "⟨id 9999⟩")
+    with pytest.raises(ValueError, match="0 or more, got -1"):
+        byte_tokenizer().views([-1])
+
+
+def test_an_unknown_spelling_is_refused() -> None:
+    backend = tokenizers.Tokenizer(models.WordPiece(vocab={"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece()
+    with pytest.raises(ValueError, match="neither byte-level nor SentencePiece"):
+        Tokenizer(backend, name="bert").views([1])
+
+
+# ------------------------------------------------------------------------------------------------------- Tokens
+
+
+def test_padding_sides_agree() -> None:
+    texts = ["a", "longer text", "日本"]
+    right, left = BYTES.tokenize(texts), BYTES.tokenize(texts, pad="left")
+    for row, text in enumerate(texts):
+        alone = BYTES.tokenize(text)
+        assert right.row(row) == left.row(row) == alone.row(0)
+        assert right.positions[row][right.mask[row]].tolist() == left.positions[row][left.mask[row]].tolist()
+        for tokens in (right, left):
+            assert tokens.ids[row, tokens.last[row]] == alone.ids[0, -1]
+            assert tokens.ids[row, tokens.first[row]] == alone.ids[0, 0]
+            assert tokens.lengths[row] == alone.lengths[0]
+    assert bool((left.positions >= 0).all())
+    assert left.last.tolist() == [left.ids.shape[1] - 1] * 3
+    assert right.texts == texts
+    assert len(right) == 3
+
+
+def test_tokens_are_checked() -> None:
+    ids = torch.tensor([[1, 2, 3]])
+    for mask, words in (
+        ([[False, False, False]], "at least one real token"),
+        ([[True, False, True]], "contiguous"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Tokens(ids, torch.tensor(mask))
+    with pytest.raises(ValueError, match="empty"):
+        Tokens(torch.zeros(0, 0, dtype=torch.long), torch.zeros(0, 0, dtype=torch.bool))
+
+
+def test_length_errors_say_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"text 1 has 5 tokens, more than the 3 that fit: shorten it or split"):
+        byte_tokenizer().tokenize(["abc", "abcde"], max_length=3)
+    assert byte_tokenizer().tokenize("abc", max_length=3).ids.shape == (1, 3)
+    with pytest.raises(ValueError, match="text 1 is empty"):
+        BYTES.tokenize(["a", ""])
+    with pytest.raises(ValueError, match="the list is empty"):
+        BYTES.tokenize([])
+    with pytest.raises(ValueError, match="'right' or 'left', got 'middle'"):
+        BYTES.tokenize("a", pad="middle")
+    with pytest.raises(ValueError, match="lone surrogate"):
+        BYTES.tokenize("a\ud800")
+
+
+# ---------------------------------------------------------------------------------------------------------- BOS
+
+
+def test_bos_follows_the_tokenizer_unless_told() -> None:
+    assert BYTES_BOS.encode("a")[0] == 0
+    assert BYTES_BOS.encode("a", bos=False) == BYTES.encode("a")
+    assert BYTES.encode("a", bos=True) == BYTES_BOS.encode("a")
+    assert BYTES_BOS.tokenize("").ids.tolist() == [[0]], "an empty text has its BOS"
+    assert BYTES_BOS.tokenize("a").bos_added
+    assert not BYTES.tokenize("a").bos_added
+
+
+def test_bos_is_never_added_twice() -> None:
+    tokens = BYTES_BOS.tokenize("<|start|>a")
+    assert tokens.ids[0].tolist().count(0) == 1
+    assert not tokens.bos_added
+
+
+def test_bos_that_does_not_exist() -> None:
+    with pytest.raises(ValueError, match="has no BOS token"):
+        byte_tokenizer().tokenize("a", bos=True)
+    with pytest.raises(ValueError, match="needs a bos_id"):
+        Tokenizer(byte_tokenizer().backend, add_bos=True)
+
+
+# ---------------------------------------------------------------------------------------------- one token, labels
+
+
+def test_single_tokens() -> None:
+    lazy = BYTES.encode("lazy", bos=False)
+    single = next(piece for piece in (" the", " t", "t") if len(BYTES.encode(piece)) == 1)
+    assert [BYTES_BOS.to_single_token(single)] == BYTES.encode(single)
+    assert len(lazy) > 1
+    with pytest.raises(ValueError, match=rf"'lazy' is {len(lazy)} tokens"):
+        BYTES.to_single_token("lazy")
+    with pytest.raises(ValueError, match="is 0 tokens"):
+        BYTES.to_single_token("")
+
+
+def test_str_tokens_and_decode() -> None:
+    ids = BYTES_BOS.encode("the lazy dog")
+    assert "".join(BYTES_BOS.to_str_tokens(ids)) == "<|start|>the lazy dog" == BYTES_BOS.decode(ids)
+    assert BYTES_BOS.to_str_tokens("the lazy dog") == BYTES_BOS.to_str_tokens(torch.tensor([ids]))
+    assert BYTES_BOS.decode(ids, skip_special=True) == "the lazy dog"
+    with pytest.raises(ValueError, match="take one row"):
+        BYTES.decode(torch.ones(2, 3, dtype=torch.long))
+
+
+# ------------------------------------------------------------------------------------------- disk and transformers
+
+
+@pytest.fixture(params=[byte_level, sentencepiece])
+def make(request: pytest.FixtureRequest) -> Callable[..., Tokenizer]:
+    return request.param
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_saved_tokenizer_is_the_same_here_and_in_transformers(
+    make: Callable[..., Tokenizer], bos: bool, tmp_path: Path
+) -> None:
+    saved = make(bos=bos)
+    saved.save(tmp_path)
+    loaded, theirs = Tokenizer.from_folder(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert loaded.hash == saved.hash
+    assert (loaded.bos_id, loaded.eos_id, loaded.pad_id) == (saved.bos_id, saved.eos_id, saved.pad_id)
+    assert (loaded.add_bos, loaded.special_ids) == (bos, saved.special_ids)
+    for text in [*CORPUS, "<|end|> x</s>y", " a", ""]:
+        assert loaded.encode(text) == theirs(text)["input_ids"], text
+
+
+def test_the_hash_tells_rules_apart() -> None:
+    assert byte_level().hash == byte_level().hash
+    assert len({BYTES.hash, BYTES_BOS.hash, PIECES.hash}) == 3
+
+
+def write(folder: Path, backend: tokenizers.Tokenizer, **config: object) -> Path:
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def template(before: str, after: str) -> tokenizers.Tokenizer:
+    backend = byte_level().backend
+    names = [(name, backend.token_to_id(name)) for name in ("<|start|>", "<|end|>")]
+    backend.post_processor = processors.TemplateProcessing(single=f"{before} $A {after}".strip(), special_tokens=names)
+    return backend
+
+
+def test_the_template_of_the_file_decides_about_bos_as_in_transformers(tmp_path: Path) -> None:
+    for backend, expected in ((template("<|start|>", ""), True), (byte_level().backend, False)):
+        for claim in ({}, {"add_bos_token": True}, {"add_bos_token": False}):
+            folder = write(tmp_path, backend, bos_token="<|start|>", **claim)
+            assert Tokenizer.from_folder(folder).add_bos is expected
+            theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+            assert Tokenizer.from_folder(folder).encode("a b") == theirs("a b")["input_ids"]
+    named = {"content": "<|end|>", "lstrip": False}
+    loaded = Tokenizer.from_folder(write(tmp_path, template("<|start|>", ""), eos_token=named))
+    assert (loaded.bos_id, loaded.eos_id) == (0, 1), "a BOS that only the template names, a token with its settings"
+
+
+def test_rules_that_are_not_a_bos_are_refused(tmp_path: Path) -> None:
+    for before, after in (("<|start|>", "<|end|>"), ("", "<|end|>"), ("<|start|> <|start|>", "")):
+        with pytest.raises(ValueError, match="more than a BOS"):
+            Tokenizer.from_folder(write(tmp_path, template(before, after), bos_token="<|start|>"))
+
+
+def test_folder_errors(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no tokenizer.json .*save_pretrained"):
+        Tokenizer.from_folder(tmp_path)
+    with pytest.raises(ValueError, match=r"'<pad>' of tokenizer_config.json is not in the vocabulary"):
+        Tokenizer.from_folder(write(tmp_path, byte_level().backend, pad_token="<pad>"))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match="not a usable tokenizer"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_named_special_token_is_one_token_in_a_text(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer(models.BPE(vocab={"<": 0, "e": 1, ">": 2, "<e>": 3}, merges=[]))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    assert backend.encode("<e>").ids == [0, 1, 2]
+    loaded = Tokenizer.from_folder(write(tmp_path, backend, eos_token="<e>"))
+    assert loaded.encode("e<e>") == [1, 3]
+    assert loaded.special_ids == {3}
+
+
+def test_padding_and_truncation_of_the_file_are_not_used(tmp_path: Path) -> None:
+    backend = byte_level().backend
+    backend.enable_truncation(2)
+    backend.enable_padding(length=50)
+    loaded = Tokenizer.from_folder(write(tmp_path, backend))
+    assert loaded.encode("the lazy dog jumps") == BYTES.encode("the lazy dog jumps")
+
+
+# ---------------------------------------------------------------------------------------------------------- chat
+
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}\n  {% if m.role not in ('user', 'assistant') %}"
+    "{{ raise_exception('no role ' + m.role) }}{% endif %}\n[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def with_template(source: str | None) -> Tokenizer:
+    return Tokenizer(byte_level().backend, bos_id=0, eos_id=1, add_bos=True, chat_template=source, name="chatty")
+
+
+def test_chat_is_transformers_chat() -> None:
+    ours, messages = with_template(CHAT), [{"role": "user", "content": "hi <b>"}]
+    theirs = PreTrainedTokenizerFast(tokenizer_object=ours.backend, bos_token="<|start|>", eos_token="<|end|>")
+    for prompt in (True, False):
+        expected = theirs.apply_chat_template(
+            messages, chat_template=CHAT, tokenize=False, add_generation_prompt=prompt
+        )
+        assert ours.apply_chat(messages, add_generation_prompt=prompt) == expected
+    assert ours.encode(ours.apply_chat(messages)).count(0) == 1
+
+
+def test_chat_errors() -> None:
+    with pytest.raises(ValueError, match="chatty has no chat template"):
+        with_template(None).apply_chat([])
+    with pytest.raises(ValueError, match="no role system"):
+        with_template(CHAT).apply_chat([{"role": "system", "content": "x"}])
+    with pytest.raises(ValueError, match="does not take these messages"):
+        with_template("{% if %}").apply_chat([])
+
+
+def test_chat_templates_run_in_a_sandbox() -> None:
+    for attack in ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(1) }}"):
+        with pytest.raises(ValueError, match="does not take these messages"):
+            with_template(attack).apply_chat([{"role": "user", "content": "x"}])
+
+
+def test_templates_from_a_folder(tmp_path: Path) -> None:
+    several = [{"name": "tool", "template": "T"}, {"name": "default", "template": "D"}]
+    assert Tokenizer.from_folder(write(tmp_path, byte_level().backend, chat_template=several)).chat_template == "D"
+    (tmp_path / "chat_template.jinja").write_text("J")
+    assert Tokenizer.from_folder(tmp_path).chat_template == "J"
+
+
+def test_added_tokens_that_are_no_special_tokens() -> None:
+    backend = byte_level().backend
+    backend.add_tokens([AddedToken("héllo wörld", normalized=False)])
+    tokenizer = Tokenizer(backend, special_ids=[0, 1])
+    views = tokenizer.views(tokenizer.encode("a héllo wörld b"))
+    assert "".join(view.text for view in views) == "a héllo wörld b"
+    assert ("héllo wörld", "text") in {(view.text, view.kind) for view in views}
