@@ -316,6 +316,7 @@ def _refit(store: ActivationSource, kind: str, selected: Selected, plan: _Plan, 
         "groups_from": card["groups_from"],
         "tokens": card["tokens"],
         "store": card["store"],
+        "provenance": card["provenance"],
     }
     return replace(probe, card=probe.card | origin)
 
@@ -326,6 +327,8 @@ def _card(store: ActivationSource, names: list[str], tokens: str, plan: _Plan) -
     repeated = sum(count > 1 for count in Counter(text for text, _ in pairs).values())
     if repeated:
         log.warning("%d texts stand in more than one group: such a text can be on both sides of a split", repeated)
+    model = store.card.get("model", {})
+    origin = {"model": model["name"], "fingerprint": model["fingerprint"]} if model else {}
     return {
         "sites": names,
         "kinds": list(plan.kinds),
@@ -343,5 +346,5 @@ def _card(store: ActivationSource, names: list[str], tokens: str, plan: _Plan) -
         "store": {
             key: store.card[key] for key in ("model", "tokenizer", "tokens", "dtype", "texts") if key in store.card
         },
-        "provenance": artifact.provenance(seed=plan.seed),
+        "provenance": artifact.provenance(seed=plan.seed, **origin),
     }

@@ -450,7 +450,7 @@ def test_a_sweep_reads_a_recorded_store_and_other_groups() -> None:
     assert report.to_frame().layer.tolist() == [0, 0, 1, 1]
     assert report.selected["logistic"].n_groups == len(nouns)
     assert report.card["groups_from"] == "column 'noun'"
-    assert report.card["store"]["model"]["fingerprint"] == store.model_fingerprint
+    assert report.probe().card["provenance"]["fingerprint"] == store.model_fingerprint
     assert report.baselines["bag_of_words"].auroc > 0.99
     assert "they show nothing about the model" in report.summary()
     with pytest.raises(ValueError, match=r"embed: all 80 rows are the same"):
