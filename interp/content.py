@@ -23,6 +23,3 @@ def content_folder(name: str) -> Path:
         if folder.is_dir():
             return folder
     raise FileNotFoundError(f"the folder {name!r} is missing from this installation of interp: install it again")
-
-
-content = content_folder

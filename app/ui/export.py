@@ -1,5 +1,7 @@
 """What a user takes away from a figure: its numbers, its picture, and the Python that makes it again."""
 
+from csv import QUOTE_NONNUMERIC
+
 import pandas as pd
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -16,7 +18,9 @@ def csv(frame: pd.DataFrame) -> bytes:
         if not pd.api.types.is_numeric_dtype(dtype):
             column = safe.iloc[:, place]
             safe.isetitem(place, column.map(lambda value: _guarded(value) if isinstance(value, str) else value))
-    return safe.to_csv(index=False, lineterminator="\n").encode("utf-8", "backslashreplace")
+    # Texts are quoted: the writer itself does not see that a bare carriage return would end a row.
+    text = safe.to_csv(index=False, lineterminator="\n", quoting=QUOTE_NONNUMERIC)
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _guarded(text: str) -> str:

@@ -54,6 +54,8 @@ def _origin() -> None:
             st.text(services.model_name())
             if run and run.model.get("note"):
                 st.text(str(run.model["note"]))
+            if wrong := services.mismatch():
+                st.text(f"⚠ {wrong}")
         except ValueError as error:
             st.text(str(error))
         st.number_input(
@@ -92,7 +94,7 @@ def prompt_strip() -> tuple[pd.DataFrame, int] | None:
     except Exception as error:  # the border between the library and the page
         states.problem("This prompt cannot be analysed", error)
         return None
-    frame = frame[frame["text"] == 0] if "text" in frame else frame
+    frame = frame.loc[frame["text"] == 0] if "text" in frame else frame
     frame = frame.assign(surprisal=-frame["logprob"]) if "logprob" in frame else frame
     tracks = [track for track in _TRACKS if track.column in frame]
     pos = state.position(len(frame))

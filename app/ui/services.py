@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,6 +33,8 @@ MAX_STATEMENTS = 20
 Source = Literal["run", "live"]
 """Where an answer came from: the run's files or the live model."""
 
+_loaded: dict[str, str] = {}
+"""Name -> fingerprint of what was loaded, to speak of the model without loading it."""
 _KEPT = {"max_entries": 64, "ttl": "1h", "show_spinner": False}
 
 
@@ -89,11 +91,9 @@ class Engine:
     """The shared model and its lock: one thread at a time computes."""
 
     model: Any
+    fingerprint: str
+    """Taken once: a model hashes all its weights at each call, and no page writes them."""
     lock: threading.RLock
-
-    @property
-    def fingerprint(self) -> str:
-        return self.model.fingerprint
 
 
 def model_name() -> str:
@@ -113,6 +113,21 @@ def model_name() -> str:
     return name
 
 
+def _is_of_the_model(found: Run) -> bool:
+    """Whether a run's results are those of the model that pages use: another --model gets no answers of the run's."""
+    chosen = os.environ.get("INTERP_MODEL")
+    return chosen in (None, "", found.model.get("name"), found.model.get("loads_as"))
+
+
+def mismatch() -> str | None:
+    """What is wrong where the loaded model has other weights than the run's; None while nothing is loaded."""
+    found = run()
+    loaded = _loaded.get(model_name())
+    if found is None or loaded is None or not _is_of_the_model(found) or loaded == found.model.get("fingerprint"):
+        return None
+    return "The loaded model has other weights than the one of the run: their results do not belong together."
+
+
 def engine() -> Engine:
     """The live model, loaded on first use and shared by all sessions.
 
@@ -121,14 +136,14 @@ def engine() -> Engine:
     """
     name = model_name()
     catalogue = interp.models()
-    known = catalogue[[name.lower() in _names(row) for _, row in catalogue.iterrows()]]
-    if not known.empty and not known["cached"].any():
+    listed = {known: bool(row["cached"]) for row in catalogue.to_dict("records") for known in _names(row)}
+    if not listed.get(name.lower(), True):
         raise ValueError(f"the model {name} is not on this machine yet: `interp demo` fetches it; pages never download")
     return _engine(name)
 
 
-def _names(row: pd.Series) -> list[str]:
-    return [str(row["name"]).lower(), *str(row.get("alias", "")).lower().split(", ")]
+def _names(row: Mapping[Any, Any]) -> list[str]:
+    return [str(row["name"]).lower(), *str(row["alias"]).lower().split(", ")]
 
 
 def _release(old: Engine) -> None:
@@ -139,7 +154,9 @@ def _release(old: Engine) -> None:
 
 @st.cache_resource(max_entries=1, show_spinner=False, on_release=_release)
 def _engine(name: str) -> Engine:
-    return Engine(interp.load(name).eval(), threading.RLock())
+    model = interp.load(name).eval()
+    _loaded[name] = model.fingerprint
+    return Engine(model, _loaded[name], threading.RLock())
 
 
 def token_ids(prompt: str) -> tuple[int, ...]:
@@ -163,8 +180,8 @@ def token_ids(prompt: str) -> tuple[int, ...]:
 def tokens(prompt: str) -> tuple[pd.DataFrame, Source]:
     """A row per token: pos, token, logprob, entropy, rank ... (`interp.token_uncertainty`)."""
     frame, source = _saved_or_live("tokens", prompt, _tokens)
-    if source == "run":  # the run scores the answer too, which is no part of the prompt
-        frame = frame[frame["pos"].isin(run_frame("lens")["pos"])]
+    if source == "run" and _needed_run().has("lens.parquet"):  # the run scores the answer too, which is not asked for
+        frame = frame.loc[frame["pos"].isin(run_frame("lens")["pos"])]
     return frame, source
 
 
@@ -180,10 +197,10 @@ def next_tokens(prompt: str, pos: int, k: int = 10) -> pd.DataFrame:
 
 def heads(seed: int) -> tuple[pd.DataFrame, Source]:
     """A row per head (`interp.head_scores`): the run's, else the live model's with this seed."""
-    try:
+    found = run()
+    if found is not None and _is_of_the_model(found) and found.has("heads.parquet"):
         return run_frame("heads"), "run"
-    except ValueError:
-        return live_heads(seed), "live"
+    return live_heads(seed), "live"
 
 
 def live_heads(seed: int) -> pd.DataFrame:
@@ -213,7 +230,7 @@ def score_statements(statements: list[str]) -> tuple[pd.DataFrame, dict[str, Any
 
 def _saved_or_live(name: str, prompt: str, live: Any) -> tuple[pd.DataFrame, Source]:
     found = run()
-    if found is not None and prompt == found.prompt and found.has("tokens.parquet") and found.has("lens.parquet"):
+    if found is not None and prompt == found.prompt and _is_of_the_model(found) and found.has(f"{name}.parquet"):
         return run_frame(name), "run"
     return live(engine().fingerprint, token_ids(prompt)), "live"
 
@@ -245,7 +262,7 @@ def _next_tokens(fingerprint: str, ids: tuple[int, ...], pos: int, k: int) -> pd
         top = logprob.topk(min(k, len(logprob)))
     label = [model.tokenizer.views([i])[0].display for i in top.indices.tolist()]
     frame = pd.DataFrame({"token": label, "prob": top.values.exp().numpy(), "logprob": top.values.numpy()})
-    return frame.assign(rank=range(1, len(frame) + 1))[["rank", "token", "prob", "logprob"]]
+    return frame.assign(rank=range(1, len(frame) + 1)).loc[:, ["rank", "token", "prob", "logprob"]]
 
 
 @st.cache_data(**_KEPT)

@@ -12,11 +12,12 @@ from typing import Any
 
 import pandas as pd
 import streamlit as st
+from streamlit.components.v2 import component
 
 from interp import plot
 
 _FILES = Path(__file__).parent
-_component = st.components.v2.component(
+_component = component(
     "interp_token_strip",
     html='<div class="strip"></div>',
     css=(_FILES / "strip.css").read_text("utf-8"),

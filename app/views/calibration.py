@@ -46,7 +46,7 @@ def questions(rows: list[dict[str, Any]]) -> None:
     table = pd.DataFrame(rows)
     with figure.card("questions", "Multiple-choice questions", what) as card:
         card.table(
-            table[[column for column in columns if column in table]],
+            table.loc[:, [column for column in columns if column in table]],
             code="""
 import interp
 

@@ -7,7 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from interp import plot
-from ui import figure, frame, services, state, states
+from ui import controls, figure, frame, services, state, states
 
 WHAT = """
 Sequences of random tokens are repeated once. Nothing but the first copy can predict the second, so what a head attends
@@ -28,27 +28,17 @@ METRICS = {
     "attention_entropy": "Attention entropy",
 }
 ENTROPY = "attention_entropy"
-WIDEST = 64
-"""Tokens of an attention matrix; beyond them a window around the chosen token is shown."""
+WIDEST = 64  # tokens of an attention matrix; beyond them a window around the chosen token is shown
 
 
 def scores() -> tuple[pd.DataFrame, str, services.Source]:
     """The head scores and the metric that is shown; one that the run lacks comes from the live model."""
-    metric = st.segmented_control(
-        "Score",
-        list(METRICS),
-        default="induction",
-        format_func=METRICS.__getitem__,
-        key="metric",
-        required=True,
-        bind="query-params",
-        label_visibility="collapsed",
-    )
+    metric = controls.choice("Score", METRICS, "metric", visibility="collapsed")
     table, source = services.heads(frame.seed())
     if metric not in table:
         with states.busy("Scoring every head"):
             table, source = services.live_heads(frame.seed()), "live"
-    return table, str(metric), source
+    return table, metric, source
 
 
 def code(last: str) -> str:
@@ -103,7 +93,7 @@ def ranking(table: pd.DataFrame, metric: str) -> None:
         if {f"{metric}_low", f"{metric}_high"} <= set(ranked):
             bounds = zip(ranked[f"{metric}_low"], ranked[f"{metric}_high"])
             shown["95 % interval"] = [f"{low:.2f} – {high:.2f}" for low, high in bounds]
-        full = float(math.ceil(table[metric].max())) if metric == ENTROPY else 1.0
+        full = float(math.ceil(max(table[metric]))) if metric == ENTROPY else 1.0
         key = f"ranking_{metric}_{top}"
 
         def choose() -> None:

@@ -1,12 +1,10 @@
 """Logit lens: what the model would predict if it stopped after each layer."""
 
-from collections.abc import Mapping
-
 import pandas as pd
 import streamlit as st
 
 from interp import plot
-from ui import figure, frame, services, state, states
+from ui import controls, figure, frame, services, state, states
 
 WHAT = """
 The residual stream after each layer is read through the model's **final norm and unembedding**, as if the model stopped
@@ -27,20 +25,6 @@ AXES = {
 }
 
 
-def choice(label: str, options: Mapping[str, str], key: str) -> str:
-    """One of a few, in one row; its value stands in the URL."""
-    picked = st.segmented_control(
-        label,
-        list(options),
-        default=next(iter(options)),
-        format_func=options.__getitem__,
-        key=key,
-        required=True,
-        bind="query-params",
-    )
-    return str(picked)
-
-
 def code(last: str) -> str:
     """Python that makes the page's numbers."""
     return f"""
@@ -55,8 +39,8 @@ lens = interp.logit_lens(model, {state.prompt()!r})
 
 def answer(lens: pd.DataFrame, pos: int) -> None:
     """What the model says after the chosen token, and where that settled."""
-    row = lens[lens["pos"] == pos].sort_values("layer").iloc[-1]
-    last = int(lens["layer"].max())
+    row = lens.loc[lens["pos"] == pos].sort_values("layer").iloc[-1]
+    last = max(lens["layer"])
     says, sure, settles = st.columns(3)
     says.metric("Answer after the chosen token", plot.token_label(str(row["top1"]), 18), border=True)
     sure.metric("Its probability", f"{row['p_top1']:.3f}", border=True)
@@ -73,13 +57,13 @@ def grid(lens: pd.DataFrame, pos: int) -> None:
     )
     with figure.card("lens_grid", "Predictions by layer", what) as card:
         with st.container(horizontal=True, vertical_alignment="bottom", gap="large"):
-            statistic = choice("Colour", STATISTICS, "statistic")
+            statistic = controls.choice("Colour", STATISTICS, "statistic")
             columns = st.slider("Layers shown", 4, 32, 12, key="columns", bind="query-params", width=220)
-        positions = sorted(lens["pos"].unique())
+        positions = sorted(set(lens["pos"]))
         shown = state.window(len(positions), pos)
-        view = lens[lens["pos"].isin([positions[i] for i in shown])]
-        total = view.loc[view["layer"] >= 0, "layer"].nunique()
-        inner = [layer for layer in plot.kept_layers(view["layer"].unique().tolist(), columns) if layer >= 0]
+        view = lens.loc[lens["pos"].isin([positions[i] for i in shown])]
+        total = len({layer for layer in view["layer"] if layer >= 0})
+        inner = [layer for layer in plot.kept_layers(sorted(set(view["layer"])), columns) if layer >= 0]
         some = (
             "all layers" if len(inner) == total else f"{len(inner)} of {total} layers, the last one always among them"
         )
@@ -100,7 +84,7 @@ def trajectories(lens: pd.DataFrame, pos: int) -> None:
     )
     with figure.card("lens_trajectory", "The answer across layers", what) as card:
         with st.container(horizontal=True, vertical_alignment="bottom", gap="large"):
-            y = choice("Follow", CURVES, "follow")
+            y = controls.choice("Follow", CURVES, "follow")
             pinned = st.multiselect(
                 "Pinned tokens",
                 list(labels),
@@ -113,7 +97,9 @@ def trajectories(lens: pd.DataFrame, pos: int) -> None:
                 width=320,
             )
         chosen = list(dict.fromkeys([pos, *pinned]))
-        view = lens[lens["pos"].isin(chosen)].assign(line=lambda f: f["pos"].map(labels)).sort_values(["pos", "layer"])
+        view = (
+            lens.loc[lens["pos"].isin(chosen)].assign(line=lambda f: f["pos"].map(labels)).sort_values(["pos", "layer"])
+        )
         settled = dict(zip(view["line"], view["settle_layer"])) if "settle_layer" in view else None
         card.chart(
             plot.layer_curve(
@@ -139,7 +125,7 @@ def render() -> None:
     with states.guard("The lens cannot be shown"):
         with states.busy("Reading every layer"):
             lens, source = services.lens(state.prompt())
-        lens = lens[lens["text"] == 0] if "text" in lens else lens
+        lens = lens.loc[lens["text"] == 0] if "text" in lens else lens
         answer(lens, pos)
         grid(lens, pos)
         trajectories(lens, pos)

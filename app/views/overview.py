@@ -4,7 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from interp import plot
-from ui import figure, frame, services, state, states
+from ui import controls, figure, frame, services, state, states
 
 WHAT = """
 **What the run found** is the list of figures that the run itself thought worth saying, and the file that holds each.
@@ -82,20 +82,11 @@ def along(pos: int, tokens: pd.DataFrame) -> None:
     """Surprisal or entropy along the prompt."""
     what = "**Surprisal**: −ln p of the token itself. **Entropy**: of the distribution after it. Both in nats."
     with figure.card("along", "Along the prompt", what) as card, states.guard("The tokens cannot be drawn"):
-        shown = [name for name in ALONG if name in tokens]
-        y = st.segmented_control(
-            "Show",
-            shown,
-            default=shown[0],
-            format_func=ALONG.__getitem__,
-            key="along_show",
-            required=True,
-            bind="query-params",
-            label_visibility="collapsed",
-        )
+        shown = {name: title for name, title in ALONG.items() if name in tokens}
+        y = controls.choice("Show", shown, "along", visibility="collapsed")
         view = tokens.iloc[list(state.window(len(tokens), pos))]
         card.chart(
-            plot.token_bars(view, str(y), selected=pos),
+            plot.token_bars(view, y, selected=pos),
             view,
             code=f"""
 import interp
@@ -138,7 +129,7 @@ def steps() -> None:
         "steps", "Steps of the run", "Each step of `interp demo`, its state, and the files that it wrote."
     ) as card:
         card.table(
-            rows[shown],
+            rows.loc[:, shown],
             code="# In a shell: goes on where it was, and skips what is done.\n# interp demo",
             columns={"seconds": st.column_config.NumberColumn("seconds", format="%.1f", width="small")},
         )

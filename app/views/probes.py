@@ -40,7 +40,9 @@ def selected(facts: Mapping[str, Any]) -> None:
 
 def interval(figures: Mapping[str, Any]) -> str:
     """Interval and n, each on a line of its own."""
-    return f"95 % {figures['low']:.3f} to {figures['high']:.3f}  \nn = {figures['n']:,} in {figures['n_groups']:,} groups"
+    return (
+        f"95 % {figures['low']:.3f} to {figures['high']:.3f}  \nn = {figures['n']:,} in {figures['n_groups']:,} groups"
+    )
 
 
 def sweep(table: pd.DataFrame, facts: Mapping[str, Any], dataset: str) -> None:
@@ -49,7 +51,7 @@ def sweep(table: pd.DataFrame, facts: Mapping[str, Any], dataset: str) -> None:
     baselines |= {"permuted_labels": max(found["permuted"] for found in facts["selected"].values())}
     shown = pd.concat([table, random_directions(table)]).assign(kind=lambda f: f["kind"].str.replace("_", "-"))
     marked = {kind.replace("_", "-"): sites.layer_of(found["site"]) for kind, found in facts["selected"].items()}
-    floor = min([0.5, *baselines.values(), float(shown["low"].min()), float(shown["auroc"].min())])
+    floor = min([0.5, *baselines.values(), *shown["low"].dropna(), *shown["auroc"]])
     what = (
         "Bands are 95 % intervals, whole groups resampled. The large dot is the layer that most training parts chose. "
         "Dashed lines and the random directions are what a probe has to beat."
@@ -85,8 +87,8 @@ def random_directions(table: pd.DataFrame) -> pd.DataFrame:
     """The mean AUROC of random directions at each layer, as a line of its own."""
     if "random_direction" not in table:
         return table.iloc[:0]
-    first = table[table["kind"] == table["kind"].iloc[0]]
-    return first[["layer", "site", "n", "n_groups"]].assign(
+    first = table.loc[table["kind"] == table["kind"].iloc[0]]
+    return first.loc[:, ["layer", "site", "n", "n_groups"]].assign(
         kind="random direction", auroc=first["random_direction"], low=math.nan, high=math.nan
     )
 
@@ -102,7 +104,7 @@ def results() -> None:
     if len(names) > 1:
         dataset = str(st.selectbox("Data set", names, key="dataset", bind="query-params", width=320))
     selected(facts[dataset])
-    sweep(table[table["dataset"] == dataset], facts[dataset], dataset)
+    sweep(table.loc[table["dataset"] == dataset], facts[dataset], dataset)
     with st.container(border=True):
         st.subheader("In words", anchor=False)
         st.text(str(facts[dataset]["summary"]))

@@ -173,22 +173,25 @@ def _row_terms(
     logits: Float[Tensor, "row d_vocab"], labels: Int[Tensor, " row"], beta: float
 ) -> Float[Tensor, "term row"]:
     """NLL, slope, curvature, slope², gap to the top and over the mean, of each row, in float64."""
-    z = logits.detach().to(torch.float64)
+    z = logits.detach().to(torch.float64, copy=True)
     labels = labels.to(z.device, torch.int64)
-    if not bool((z < math.inf).all()):  # also False for NaN
+    top = z.amax(1, keepdim=True)  # NaN wins over every number
+    if bool(top.isnan().any() | (top == math.inf).any()):
         raise ValueError("the logits hold NaN or +inf: drop those rows, and look for what made them")
     if int(labels.min()) < 0 or int(labels.max()) >= z.shape[1]:
         raise ValueError(f"labels must lie in 0..{z.shape[1] - 1}, got {int(labels.min())}..{int(labels.max())}")
-    z = z - z.amax(1, keepdim=True)
-    target = z.gather(1, labels[:, None])[:, 0]
-    if bool((target == -math.inf).any() | target.isnan().any()):
+    if bool((z.gather(1, labels[:, None]) == -math.inf).any()):
         raise ValueError("a label has the logit -inf, so its NLL is infinite at every temperature: mend label or mask")
-    log_sum = torch.logsumexp(beta * z, 1)
-    probability = torch.exp(beta * z - log_sum[:, None])
-    possible = z > -math.inf
-    z = z.masked_fill(~possible, 0.0)
-    mean = (probability * z).sum(1)
-    curvature = (probability * (z - mean[:, None]) ** 2).sum(1)
+    z -= top
+    weight = (beta * z).exp_()
+    n_possible: int | Tensor = z.shape[1]
+    if bool((z.amin(1) == -math.inf).any()):
+        possible = z > -math.inf
+        z, n_possible = z.masked_fill(~possible, 0.0), possible.sum(1)
+    total = weight.sum(1)
+    mean = torch.einsum("rv,rv->r", weight, z) / total
+    curvature = torch.einsum("rv,rv->r", weight.mul_(z), z) / total - mean**2
+    target = z.gather(1, labels[:, None])[:, 0]
     slope = mean - target
-    gap_mean = target - z.sum(1) / possible.sum(1)
-    return torch.stack([log_sum - beta * target, slope, curvature, slope**2, -target, gap_mean])
+    gap_mean = target - z.sum(1) / n_possible
+    return torch.stack([total.log() - beta * target, slope, curvature, slope**2, -target, gap_mean])

@@ -88,7 +88,7 @@ def serve(folder: Path, model: str | None, port: int, host: str, *, background: 
         raise click.ClickException("the dashboard needs Streamlit: pip install 'interp-workbench[app]'")
     port = free_port(host, port)
     environment = os.environ | {"INTERP_RUN": str(folder.resolve()), **({"INTERP_MODEL": model} if model else {})}
-    script = interp.content("app") / "main.py"
+    script = interp.content_folder("app") / "main.py"
     command = [
         sys.executable, "-m", "streamlit", "run", str(script), "--server.address", host, "--server.port", str(port),
         "--server.headless", "true", "--server.fileWatcherType", "none", "--browser.gatherUsageStats", "false",

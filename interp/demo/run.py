@@ -18,7 +18,7 @@ from interp.demo.spec import DemoSpec, load_demo_spec
 from interp.demo.steps import Outcome, Place, Step, all_steps
 from interp.demo.summary import write_summary
 from interp.model import HookedTransformer
-from interp.weights import load
+from interp.weights.load import load
 
 FORMAT = 1
 

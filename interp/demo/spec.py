@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from interp.content import content
+from interp.content import content_folder
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def load_demo_spec(path: str | Path | None = None) -> DemoSpec:
     Raises:
         ValueError: no such file, no TOML, an unknown key (with the nearest one) or a missing one.
     """
-    path = content("probes") / "demo.toml" if path is None else Path(path)
+    path = content_folder("probes") / "demo.toml" if path is None else Path(path)
     try:
         values = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:

@@ -135,7 +135,7 @@ def _heads(place: Place, progress: Progress) -> Outcome:
     progress(1, 1)
     best = scores.top("induction", 1).iloc[0]
     previous = scores.top("previous_token", 1).iloc[0]
-    name = f"L{best.layer:.0f}H{best.head:.0f}"
+    name = f"L{best.layer:.0f}H{best['head']:.0f}"
     figure = f"{name} {best.induction:.3f} ({best.induction_low:.3f} to {best.induction_high:.3f}), n = {best.n:.0f}"
     second = f"L{previous.layer:.0f}H{previous['head']:.0f} {previous.previous_token:.3f}"
     findings = [

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import altair as alt
 import numpy as np
@@ -16,11 +15,12 @@ from interp.plot.style import (
     MONO,
     ORANGE,
     clamp,
-    finish,
+    layered,
     need,
     row_labels,
     rows,
     rules,
+    sized,
     token_label,
     words,
     zero_line,
@@ -33,15 +33,14 @@ def next_token_bars(frame: pd.DataFrame, *, top: int = 10) -> alt.LayerChart:
     table = frame.nlargest(top, "prob").reset_index(drop=True)
     table["name"] = [f"{i + 1}: {token_label(t, 18)}" for i, t in enumerate(table["token"])]
     table["said"] = [f"{p:.3f}" for p in table["prob"]]
-    base = alt.Chart(rows(table[["name", "prob", "said"]])).encode(
-        x=alt.X("prob:Q", title="probability of the next token").scale(domain=[0, 1]),
+    base = alt.Chart(rows(table.loc[:, ["name", "prob", "said"]])).encode(
+        x=alt.X("prob:Q", title="probability of the next token").scale(domain=[0, 1]).stack(False),
         y=alt.Y("name:N", sort=table["name"].tolist(), title=None, axis=alt.Axis(labelFont=MONO, labelLimit=180)),
         tooltip=[alt.Tooltip("name:N", title="token"), alt.Tooltip("prob:Q", title="probability", format=".4f")],
     )
     bars = base.mark_bar(color=BLUE, cornerRadiusEnd=2)
-    return finish(
-        alt.layer(bars, base.mark_text(align="left", dx=4, color=INK).encode(text="said:N")), 420, 22 * len(table)
-    )
+    text = base.mark_text(align="left", dx=4, color=INK).encode(text="said:N")
+    return layered([bars, text], 420, 22 * len(table))
 
 
 def token_bars(
@@ -49,18 +48,18 @@ def token_bars(
 ) -> alt.Chart:
     """One number per token of a text, in reading order. `frame`: `pos`, `token` and the column `y`."""
     need(frame, "pos", "token", y)
-    table = frame[["pos"]].assign(**{y: frame[y].astype(float)})
+    table = frame.loc[:, ["pos"]].assign(**{y: frame[y].astype(float)})
     table["row"] = row_labels(frame["pos"], frame["token"])
     order = table.sort_values("pos")["row"].tolist()
-    colour = alt.value(BLUE) if selected is None else alt.when(f"datum.pos == {selected}").then(alt.value(ORANGE))
+    chosen = "false" if selected is None else f"datum.pos == {int(selected)}"
     chart = alt.Chart(rows(table)).mark_bar(color=BLUE, cornerRadiusEnd=2)
     chart = chart.encode(
         x=alt.X("row:N", sort=order, title=None, axis=alt.Axis(labelAngle=-90, labelFont=MONO, labelLimit=90)),
-        y=alt.Y(f"{y}:Q", title=f"{words(y)} ({unit})"),
-        color=colour if selected is None else colour.otherwise(alt.value(BLUE)),
+        y=alt.Y(f"{y}:Q", title=f"{words(y)} ({unit})").stack(False),
+        color=alt.when(chosen).then(alt.value(ORANGE)).otherwise(alt.value(BLUE)),
         tooltip=[alt.Tooltip("row:N", title="token"), alt.Tooltip(f"{y}:Q", title=words(y), format=".3f")],
     )
-    return finish(chart, len(table) * clamp(760 / len(table), 12, 34), 150)
+    return sized(chart, len(table) * clamp(760 / len(table), 12, 34), 150)
 
 
 def layer_curve(
@@ -89,20 +88,14 @@ def layer_curve(
         title: of the vertical axis, None for the column's name.
     """
     need(frame, "layer", y, *[c for c in (low, high, colour) if c])
-    table = frame[[c for c in dict.fromkeys(["layer", y, low, high, colour, "n", "n_groups"]) if c in frame]].copy()
+    table = frame.loc[:, [c for c in dict.fromkeys(["layer", y, low, high, "n", "n_groups"]) if c in frame]].copy()
     table["line"] = [token_label(str(v)) for v in frame[colour]] if colour else words(y)
-    marks = (
-        selected
-        if isinstance(selected, Mapping)
-        else {}
-        if selected is None
-        else dict.fromkeys(table["line"], selected)
-    )
+    marks = selected if isinstance(selected, Mapping) else dict.fromkeys(table["line"], selected)
     table["chosen"] = [marks.get(line) == layer for line, layer in zip(table["line"], table["layer"])]
     lines = list(dict.fromkeys(table["line"]))
     scale = alt.Scale(zero=False) if domain is None else alt.Scale(domain=list(domain), clamp=True)
     vertical = alt.Y(f"{y}:Q", title=title or words(y), scale=scale)
-    first, last = int(table["layer"].min()), int(table["layer"].max())
+    first, last = min(map(int, table["layer"])), max(map(int, table["layer"]))
     edge = last + (0.26 * (last - first) if baselines else 0)
     base = alt.Chart(rows(table)).encode(
         x=alt.X("layer:Q", title="layer", axis=_layer_axis(first, last)).scale(
@@ -118,14 +111,14 @@ def layer_curve(
     tooltip = [alt.Tooltip("line:N", title=colour or "line"), alt.Tooltip("layer:Q", format="d")]
     tooltip += [alt.Tooltip(f"{c}:Q", title=words(c), format=".3f") for c in (y, low, high) if c]
     tooltip += [alt.Tooltip(f"{c}:Q", title=c, format=",d") for c in ("n", "n_groups") if c in table]
-    layers: list[Any] = []
+    layers: list[alt.Chart] = []
     if low and high:
         layers.append(base.mark_area(opacity=0.18).encode(y=alt.Y(f"{low}:Q", scale=scale), y2=f"{high}:Q"))
-    layers += rules(baselines or {}, domain or (table[y].min(), table[y].max()), first, last)
+    layers += rules(baselines or {}, domain or (min(table[y]), max(table[y])), first, last)
     layers.append(base.mark_line(strokeWidth=2).encode(y=vertical))
     points = base.mark_point(filled=True, opacity=1).encode(y=vertical, tooltip=tooltip)
     layers.append(points.encode(size=alt.when("datum.chosen").then(alt.value(130)).otherwise(alt.value(28))))
-    return finish(alt.layer(*layers), 620, 300)
+    return layered(layers, 620, 300)
 
 
 def reliability(
@@ -140,7 +133,7 @@ def reliability(
         null_band: 95 % band of the ECE of a calibrated source with this n; stands in the title.
     """
     need(bins, "low", "high", "n", "confidence", "accuracy", *([state] if state else []))
-    table = bins[bins["n"] > 0].copy()
+    table = bins.loc[bins["n"] > 0].copy()
     need(table, "n")
     table["state"] = [token_label(str(value)) for value in table[state]] if state else "model"
     states = list(dict.fromkeys(table["state"]))
@@ -150,7 +143,7 @@ def reliability(
     y = alt.Y("accuracy:Q", title="share that was right").scale(domain=[0, 1])
     columns = [c for c in ("low", "high", "confidence", "accuracy", "accuracy_low", "accuracy_high") if c in table]
     tooltip = ["state:N", *[alt.Tooltip(f"{c}:Q", title=words(c), format=".3f") for c in columns], "n:Q"]
-    base = alt.Chart(rows(table[["state", "n", *columns]])).encode(color=colour, tooltip=tooltip)
+    base = alt.Chart(rows(table.loc[:, ["state", "n", *columns]])).encode(color=colour, tooltip=tooltip)
     diagonal = alt.Chart(pd.DataFrame({"confidence": [0.0, 1.0], "accuracy": [0.0, 1.0]}))
     layers: list[alt.Chart] = [diagonal.mark_line(color=GREY, strokeDash=[4, 4], strokeWidth=1.2).encode(x=x, y=y)]
     if {"accuracy_low", "accuracy_high"} <= set(table):
@@ -183,7 +176,7 @@ def fvu_curve(pca: pd.DataFrame, *, fvu: float, l0: float, name: str = "SAE") ->
     need(pca, "rank", "fvu")
     table = pd.concat([pca.assign(model="PCA"), pd.DataFrame([{"rank": l0, "fvu": fvu, "model": name}])])
     colour = alt.Color("model:N", title=None, legend=None).scale(domain=["PCA", name], range=[GREY, BLUE])
-    base = alt.Chart(rows(table[["rank", "fvu", "model"]])).encode(
+    base = alt.Chart(rows(table.loc[:, ["rank", "fvu", "model"]])).encode(
         x=alt.X("rank:Q", title="components for each token: PCA's rank, the SAE's L0").scale(
             type="log", base=2, nice=False, padding=24
         ),
@@ -194,9 +187,9 @@ def fvu_curve(pca: pd.DataFrame, *, fvu: float, l0: float, name: str = "SAE") ->
     line = base.transform_filter("datum.model == 'PCA'").mark_line(strokeWidth=2)
     points = base.mark_point(filled=True, opacity=1, size=70)
     text = base.mark_text(align="left", dx=9, dy=-7).encode(text="label:N")
-    last = "datum.model != 'PCA' || datum.rank == " + json.dumps(float(pca["rank"].max()))
+    last = "datum.model != 'PCA' || datum.rank == " + json.dumps(float(max(pca["rank"])))
     text = text.transform_filter(last).transform_calculate(label="datum.model + ' ' + format(datum.fvu, '.3f')")
-    return finish(alt.layer(line, points, text), 520, 280)
+    return layered([line, points, text], 520, 280)
 
 
 def steering_effect(effects: pd.DataFrame, *, unit: str = "nats") -> alt.LayerChart:
@@ -208,8 +201,8 @@ def steering_effect(effects: pd.DataFrame, *, unit: str = "nats") -> alt.LayerCh
         unit: of the effect.
     """
     need(effects, "direction", "strength", "effect")
-    table = effects[[c for c in ("direction", "strength", "effect", "low", "high", "n") if c in effects]].copy()
-    table = table[table["effect"].notna()]
+    shown = [c for c in ("direction", "strength", "effect", "low", "high", "n") if c in effects]
+    table = effects.dropna(subset=["effect"]).loc[:, shown].copy()
     need(table, "effect")
     table["kind"] = np.where(table["direction"] == "vector", "vector", "random directions")
     table["direction"] = [token_label(str(name)) for name in table["direction"]]
@@ -232,7 +225,7 @@ def steering_effect(effects: pd.DataFrame, *, unit: str = "nats") -> alt.LayerCh
     layers.append(random.mark_tick(orient="horizontal", thickness=1.5, width=18, opacity=0.75).encode(y=y))
     layers.append(vector.mark_line(strokeWidth=2).encode(y=y))
     layers.append(vector.mark_point(filled=True, size=60, opacity=1).encode(y=y))
-    return finish(alt.layer(*layers), 520, 260)
+    return layered(layers, 520, 260)
 
 
 def _layer_axis(first: int, last: int) -> alt.Axis:

@@ -16,11 +16,12 @@ from interp.plot.style import (
     ceiling,
     clamp,
     fill,
-    finish,
+    layered,
     need,
     row_axis,
     row_labels,
     rows,
+    sized,
     token_label,
     words,
 )
@@ -61,7 +62,7 @@ def head_grid(
         selected: (layer, head) to mark; None marks the one that is clicked.
     """
     need(frame, "layer", "head", metric)
-    table = frame[["layer", "head", metric]].copy()
+    table = frame.loc[:, ["layer", "head", metric]].copy()
     table["name"] = [f"L{layer}H{head}" for layer, head in zip(frame["layer"], frame["head"])]
     scores = [c for c in frame.select_dtypes("number") if c not in _NO_SCORE and not str(c).endswith(_BOUNDS)]
     for column in scores:
@@ -82,8 +83,8 @@ def head_grid(
     else:
         chosen = base.transform_filter(f"datum.layer == {int(selected[0])} && datum.head == {int(selected[1])}")
     layers.append(chosen.mark_rect(filled=False, stroke=ORANGE, strokeWidth=2.5, cornerRadius=2, tooltip=None))
-    across, down = frame["head"].nunique(), frame["layer"].nunique()
-    return finish(alt.layer(*layers), across * clamp(480 / across, 14, 40), down * clamp(460 / down, 12, 28))
+    across, down = len(set(frame["head"])), len(set(frame["layer"]))
+    return layered(layers, across * clamp(480 / across, 14, 40), down * clamp(460 / down, 12, 28))
 
 
 def lens_grid(
@@ -110,18 +111,19 @@ def lens_grid(
         raise ValueError(f"statistic must be one of {', '.join(STATISTICS)}, got {statistic!r}")
     need(frame, "layer", "pos", "token", "top1", statistic)
     kept = kept_layers(frame["layer"].unique().tolist(), columns)
-    table = frame[frame["layer"].isin(kept)].sort_values(["pos", "layer"])
+    table = frame.loc[frame["layer"].isin(kept)].sort_values(["pos", "layer"])
     if table.duplicated(["pos", "layer"]).any():
         raise ValueError("the frame has several rows for one layer and position: pass one text and one site per layer")
     table = table.assign(
         row=row_labels(table["pos"], table["token"]),
-        cell=[token_label(text)[:12] for text in table["top1"]],
+        cell=[token_label(text, 24)[:12] for text in table["top1"]],
         top=[token_label(text) for text in table["top1"]],
         settles=_first_settled(table, kept),
     )
-    table["shade"], end, label = _shade(table[statistic], statistic, d_vocab)
+    table["shade"], end, label = _shade(table.loc[:, statistic], statistic, d_vocab)
     present = [name for name in STATISTICS if name in table]
-    base = alt.Chart(rows(table[["layer", "row", "cell", "top", "shade", "settles", *present]])).encode(
+    drawn = ["layer", "row", "cell", "top", "shade", "settles", *present]
+    base = alt.Chart(rows(table.loc[:, drawn])).encode(
         x=alt.X("layer:O", title="layer", axis=_LAYERS).scale(padding=0.04),
         y=alt.Y("row:N", sort=table["row"].unique().tolist(), title=None, axis=row_axis(selected)).scale(padding=0.06),
         tooltip=[
@@ -140,7 +142,7 @@ def lens_grid(
         text="cell:N",
         color=alt.when(f"datum.shade > {_WHITE_FROM * end}").then(alt.value("white")).otherwise(alt.value(INK)),
     )
-    return finish(alt.layer(cells, text), len(kept) * clamp(760 / len(kept), 40, 60), 22 * table["pos"].nunique())
+    return layered([cells, text], len(kept) * clamp(760 / len(kept), 40, 60), 22 * len(set(table["pos"])))
 
 
 def attention_matrix(weights: Num[np.ndarray, "..."], tokens: Sequence[str], *, start: int = 0) -> alt.Chart:
@@ -176,7 +178,7 @@ def attention_matrix(weights: Num[np.ndarray, "..."], tokens: Sequence[str], *, 
         ],
     )
     size = n * clamp(560 / n, 10, 30)
-    return finish(chart, size, size)
+    return sized(chart, size, size)
 
 
 def kept_layers(layers: Sequence[int], columns: int = 16) -> list[int]:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -18,7 +18,6 @@ from interp import artifact
 from interp.tokenview import TokenView
 
 Chart = alt.Chart | alt.LayerChart | alt.VConcatChart
-AnyChart = TypeVar("AnyChart", alt.Chart, alt.LayerChart)
 
 BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY = "#1f7ac8", "#d98a00", "#009e73", "#b3629a", "#d55e00", "#56b4e9"
 CATEGORIES = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY)
@@ -39,19 +38,22 @@ _CSP = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 
 # ----------------------------------------------------------------------------------------------------------- labels
 
 
-def token_label(text: str, width: int | None = None) -> str:
+def token_label(text: str, width: int = 200) -> str:
     """A token as a reader sees it: `·` for a space at an edge, ↵, ⇥, ⟨U+200B⟩ for what has no glyph.
 
     Args:
         text: the token's text; a lone surrogate is shown by its bytes.
-        width: longest label in characters; a longer one loses its middle to an ellipsis. None keeps all.
+        width: longest label in characters; a longer one loses its middle to an ellipsis.
     """
+    text = _shortened(text, 2 * width)  # before the work, for a text can be a whole file
     data = text.encode("utf-8", "surrogatepass")
     label = TokenView(0, 0, text, text, 0, len(data), "text", 0, data.hex()).display if data else "⟨empty⟩"
-    if width is None or len(label) <= width:
-        return label
+    return _shortened(label, width)
+
+
+def _shortened(text: str, width: int) -> str:
     tail = (width - 1) // 2
-    return label[: width - 1 - tail] + "…" + label[len(label) - tail :]
+    return text if len(text) <= width else text[: width - 1 - tail] + "…" + text[len(text) - tail :]
 
 
 def row_labels(positions: Iterable[int], tokens: Iterable[str], width: int = 14) -> list[str]:
@@ -142,8 +144,15 @@ def zero_line() -> alt.Chart:
     return alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(color=GREY, strokeWidth=1).encode(y="zero:Q")
 
 
-def finish(chart: AnyChart, width: Any, height: Any) -> AnyChart:
-    """Size and a transparent background: the page's own shows through."""
+def sized(chart: alt.Chart, width: float, height: float) -> alt.Chart:
+    """Size, and a transparent background: the page's own shows through."""
+    return chart.properties(width=width, height=height, background="transparent")
+
+
+def layered(charts: Sequence[alt.Chart], width: float, height: float) -> alt.LayerChart:
+    """Charts over one another, the first one lowest, with one size."""
+    chart = alt.layer(*charts)
+    assert isinstance(chart, alt.LayerChart), "no chart here has facets"
     return chart.properties(width=width, height=height, background="transparent")
 
 
@@ -152,10 +161,9 @@ def clamp(value: float, low: float, high: float) -> float:
     return max(low, min(high, value))
 
 
-def ceiling(values: pd.Series) -> float:
+def ceiling(values: Iterable[float]) -> float:
     """The next whole number at or above the largest value, at least 1: a scale's end that moves seldom."""
-    top = values.max()
-    return 1.0 if pd.isna(top) else float(max(1, math.ceil(top)))
+    return float(math.ceil(max([1.0, *(value for value in values if not math.isnan(value))])))
 
 
 # ----------------------------------------------------------------------------------------------------------- output
@@ -187,12 +195,13 @@ def to_html(chart: Chart, title: str = "Chart") -> str:
     """
     spec = json.dumps({**chart.to_dict(), "background": "white", "config": _config(DARK)}).replace("<", "\\u003c")
     options = json.dumps({"renderer": "svg", "actions": False})
-    script = vl_convert.javascript_bundle(f"vegaEmbed('#chart', {spec}, {options});")
-    assert "</script" not in script.lower(), "the bundled libraries would end their own script element"
+    libraries = vl_convert.javascript_bundle()  # pyright: ignore[reportCallIssue] (its stub forgets the default)
+    assert "</script" not in libraries.lower(), "the bundled libraries would end their own script element"
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_CSP}"></head>\n'
-        f'<body style="color: {DARK}"><div id="chart"></div>\n<script>{script}</script></body></html>\n'
+        f'<body style="color: {DARK}"><div id="chart"></div>\n<script>{libraries}</script>\n'
+        f"<script>vegaEmbed('#chart', {spec}, {options});</script></body></html>\n"
     )
 
 

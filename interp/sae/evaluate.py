@@ -39,7 +39,7 @@ class SAEReport:
 
     fvu: float
     """Fraction of variance unexplained; 0 is perfect, 1 is no better than the mean."""
-    l0_mean: float
+    l0: float
     """Active latents per row."""
     l0_p50: float
     l0_p90: float
@@ -56,7 +56,7 @@ class SAEReport:
     n_left_out: int
     """Rows that are not typical; they are in the `_all` figures only."""
     fvu_all: float
-    l0_mean_all: float
+    l0_all: float
     cosine_all: float
     relative_norm_all: float
     site: str | None
@@ -164,7 +164,7 @@ def _report(typical: _Sums, rest: _Sums, site: str | None) -> SAEReport:
     every = typical + rest
     return SAEReport(
         fvu=typical.fvu,
-        l0_mean=typical.l0.mean().item(),
+        l0=typical.l0.mean().item(),
         l0_p50=np.quantile(typical.l0, 0.5).item(),
         l0_p90=np.quantile(typical.l0, 0.9).item(),
         dead_share=(typical.fired == 0).double().mean().item(),
@@ -174,7 +174,7 @@ def _report(typical: _Sums, rest: _Sums, site: str | None) -> SAEReport:
         n_rows=typical.n_rows,
         n_left_out=rest.n_rows,
         fvu_all=every.fvu,
-        l0_mean_all=every.l0.mean().item(),
+        l0_all=every.l0.mean().item(),
         cosine_all=every.cosine / every.n_rows,
         relative_norm_all=every.norm_hat / every.norm,
         site=site,

@@ -90,8 +90,9 @@ def open_page(monkeypatch: pytest.MonkeyPatch, run_folder: Path) -> Callable[...
         prompt: str | None = None,
     ) -> AppTest:
         st.cache_data.clear()
-        st.cache_resource.clear()
         monkeypatch.delenv("INTERP_MODEL", raising=False)
+        if run is None and model is not None:
+            monkeypatch.setenv("INTERP_MODEL", "tiny")
         if run is None:
             monkeypatch.delenv("INTERP_RUN", raising=False)
         else:

@@ -40,7 +40,7 @@ def test_the_optimum_is_that_of_scipy_and_lbfgs(temperature: float) -> None:
     def nll(t: float) -> float:
         return float(torch.nn.functional.cross_entropy(logits.double() / t, labels))
 
-    scipy = minimize_scalar(nll, bounds=(0.05, 20), method="bounded", options={"xatol": 1e-10})
+    scipy: Any = minimize_scalar(nll, bounds=(0.05, 20), method="bounded", options={"xatol": 1e-10})
     assert found.temperature == pytest.approx(scipy.x, rel=1e-5)
     assert found.nll_after == pytest.approx(scipy.fun, abs=1e-10)
     assert found.nll_before == pytest.approx(nll(1.0), abs=1e-10)

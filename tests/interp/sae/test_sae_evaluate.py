@@ -41,12 +41,12 @@ def x() -> Tensor:
 def test_the_mean_explains_nothing_and_the_identity_everything(x: Tensor) -> None:
     mean = evaluate_sae(constant_sae(x.mean(0)), x)
     assert mean.fvu == pytest.approx(1.0, abs=1e-6)
-    assert (mean.l0_mean, mean.dead_share, mean.dense_share) == (0.0, 1.0, 0.0)
+    assert (mean.l0, mean.dead_share, mean.dense_share) == (0.0, 1.0, 0.0)
     perfect = evaluate_sae(identity_sae(), x)
     assert perfect.fvu == pytest.approx(0.0, abs=1e-12)
     assert perfect.cosine == pytest.approx(1.0)
     assert perfect.relative_norm == pytest.approx(1.0)
-    assert (perfect.l0_mean, perfect.l0_p50, perfect.l0_p90) == (WIDTH, WIDTH, WIDTH)
+    assert (perfect.l0, perfect.l0_p50, perfect.l0_p90) == (WIDTH, WIDTH, WIDTH)
     assert perfect.n_rows == 300
 
 
@@ -89,7 +89,7 @@ def test_latents_are_counted_as_dead_and_dense() -> None:
     x[:3, 0] = x[:2, 1] = x[:, 2] = 1.0
     report = evaluate_sae(SAE(torch.eye(4), torch.zeros(4), torch.eye(4), torch.zeros(4), k=3), x)
     assert (report.dead_share, report.dense_share) == (0.25, 0.5)
-    assert report.l0_mean == pytest.approx(25 / 20)
+    assert report.l0 == pytest.approx(25 / 20)
     assert (report.l0_p50, report.l0_p90) == (1.0, pytest.approx(np.quantile([3, 3, 2] + [1] * 17, 0.9)))
 
 

@@ -65,7 +65,7 @@ def test_evaluation_measures_typical_rows_and_shows_all_beside(store: Store, sae
     alone = evaluate_sae(sae, store.rows(SITE, held[typical]))
     for figure in (
         "fvu",
-        "l0_mean",
+        "l0",
         "l0_p50",
         "l0_p90",
         "dead_share",
