@@ -42,31 +42,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def status(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 0 done, 1 the work failed, 2 the call was wrong."""
     try:
-        commands.main(arguments, prog_name="interp", standalone_mode=False)
+        code = commands.main(arguments, prog_name="interp", standalone_mode=False)
     except click.exceptions.Abort:
         return _say("stopped; what was finished is kept", 130)
     except KeyboardInterrupt:
         return _say("stopped; what was finished is kept", 130)
-    except click.exceptions.Exit as end:
-        return end.exit_code
     except click.UsageError as error:
         hint = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
         return _say(error.format_message() + hint, 2)
     except click.ClickException as error:
-        return _say(error.format_message(), 2)
+        return _say(error.format_message(), 1)
     except BrokenPipeError:
         sys.stderr.close()
         return 0
     except Exception as error:
         if os.environ.get("INTERP_DEBUG"):
             raise
-        wrong_call = isinstance(error, ValueError | FileNotFoundError)
         text = str(error) or type(error).__name__
-        return _say(
-            text if wrong_call else f"{type(error).__name__}: {text} (INTERP_DEBUG=1 shows where)",
-            2 if wrong_call else 1,
-        )
-    return 0
+        if isinstance(error, ValueError | FileNotFoundError):
+            return _say(text, 2)
+        if isinstance(error, OSError):
+            return _say(text, 1)
+        return _say(f"{type(error).__name__}: {text} (INTERP_DEBUG=1 shows where)", 1)
+    # Without standalone mode click hands an Exit's status back as the result.
+    return code if isinstance(code, int) else 0
 
 
 def _say(text: str, code: int) -> int:

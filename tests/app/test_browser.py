@@ -86,8 +86,8 @@ def hostile_app(hostile_run: Path) -> Iterator[str]:
 class Visit:
     """A page in a context of its own, with everything that went wrong on it."""
 
-    def __init__(self, browser: Browser, url: str, width: int = 1280, mode: str = "light") -> None:
-        self.context = browser.new_context(viewport={"width": width, "height": 1000}, color_scheme=mode)
+    def __init__(self, browser: Browser, url: str) -> None:
+        self.context = browser.new_context(viewport={"width": 1280, "height": 1000}, color_scheme="light")
         self.page: Page = self.context.new_page()
         self.wrong: list[str] = []
         self.page.on("console", lambda m: m.type == "error" and self._note(f"{m.text} {m.location.get('url', '')}"))
@@ -112,7 +112,7 @@ class Visit:
             "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'", timeout=60_000
         )
         self.page.wait_for_function("!document.querySelector('[data-testid=stSkeleton]')", timeout=60_000)
-        self.page.wait_for_timeout(500)
+        self.page.wait_for_timeout(300)
         return self
 
     def clean(self) -> None:
@@ -121,24 +121,26 @@ class Visit:
         assert self.page.locator("[data-testid=stException]").count() == 0
         assert "this should not happen" not in self.page.inner_text("body")
 
-    def full(self, path: Path) -> None:
+    def full(self, path: Path, width: int = 1280, mode: str = "light") -> None:
         """Screenshot of the whole page, which scrolls inside the window."""
-        width = self.page.viewport_size["width"]
+        self.page.emulate_media(color_scheme=mode)
+        self.page.set_viewport_size({"width": width, "height": 1000})
+        self.page.wait_for_timeout(500)
         height = self.page.evaluate(
             "document.querySelector('[data-testid=stMain]')?.scrollHeight ?? document.body.scrollHeight"
         )
         self.page.set_viewport_size({"width": width, "height": min(int(height) + 20, 6000)})
-        self.page.wait_for_timeout(1500)
+        self.page.wait_for_timeout(700)
         path.parent.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=path)
 
 
 @pytest.fixture
-def visit(browser: Browser) -> Iterator[Callable[..., Visit]]:
+def visit(browser: Browser) -> Iterator[Callable[[str], Visit]]:
     made: list[Visit] = []
 
-    def open_page(url: str, **options: object) -> Visit:
-        made.append(Visit(browser, url, **options))
+    def open_page(url: str) -> Visit:
+        made.append(Visit(browser, url))
         return made[-1]
 
     yield open_page
@@ -150,19 +152,17 @@ def visit(browser: Browser) -> Iterator[Callable[..., Visit]]:
 
 
 @pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize("mode", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 768])
-def test_a_page_loads_without_console_errors(
-    app: str, visit: Callable[..., Visit], name: str, mode: str, width: int
-) -> None:
-    seen = visit(f"{app}/{name}", width=width, mode=mode).settle()
-    seen.full(SCREENS / f"{name or 'overview'}-{mode}-{width}.png")
+def test_a_page_loads_without_console_errors(app: str, visit: Callable[[str], Visit], name: str) -> None:
+    seen = visit(f"{app}/{name}").settle()
+    for mode in ("light", "dark"):
+        for width in (1280, 768):
+            seen.full(SCREENS / f"{name or 'overview'}-{mode}-{width}.png", width, mode)
+            wide = seen.page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth")
+            assert wide <= width, "the page scrolls sideways"
     seen.clean()
-    wide = seen.page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth")
-    assert wide <= width, "the page scrolls sideways"
 
 
-def test_a_click_on_a_head_shows_it_and_the_url_restores_it(app: str, visit: Callable[..., Visit]) -> None:
+def test_a_click_on_a_head_shows_it_and_the_url_restores_it(app: str, visit: Callable[[str], Visit]) -> None:
     seen = visit(f"{app}/heads").settle()
     chart = seen.page.locator("[data-testid=stVegaLiteChart]").first
     box = chart.bounding_box()
@@ -184,7 +184,7 @@ def test_a_click_on_a_head_shows_it_and_the_url_restores_it(app: str, visit: Cal
     again.clean()
 
 
-def test_a_row_of_the_ranking_chooses_its_head(app: str, visit: Callable[..., Visit]) -> None:
+def test_a_row_of_the_ranking_chooses_its_head(app: str, visit: Callable[[str], Visit]) -> None:
     seen = visit(f"{app}/heads").settle()
     table = seen.page.locator("[data-testid=stDataFrame]").first
     table.scroll_into_view_if_needed()
@@ -196,7 +196,7 @@ def test_a_row_of_the_ranking_chooses_its_head(app: str, visit: Callable[..., Vi
 
 
 def test_the_strip_works_with_mouse_and_keyboard_and_follows_to_other_pages(
-    app: str, visit: Callable[..., Visit]
+    app: str, visit: Callable[[str], Visit]
 ) -> None:
     seen = visit(f"{app}/").settle()
     chips = seen.page.locator(".chip")
@@ -222,7 +222,7 @@ def test_the_strip_works_with_mouse_and_keyboard_and_follows_to_other_pages(
     seen.clean()
 
 
-def test_a_typed_prompt_is_analysed_and_stands_in_the_url(app: str, visit: Callable[..., Visit]) -> None:
+def test_a_typed_prompt_is_analysed_and_stands_in_the_url(app: str, visit: Callable[[str], Visit]) -> None:
     seen = visit(f"{app}/lens").settle()
     seen.page.get_by_role("textbox", name="Prompt").fill("A <b>bold</b> try\nnow")
     seen.page.get_by_role("button", name="Analyse").click()
@@ -234,9 +234,9 @@ def test_a_typed_prompt_is_analysed_and_stands_in_the_url(app: str, visit: Calla
         each.clean()
 
 
-def test_a_trajectory_is_pinned(app: str, visit: Callable[..., Visit]) -> None:
+def test_a_trajectory_is_pinned(app: str, visit: Callable[[str], Visit]) -> None:
     seen = visit(f"{app}/lens").settle()
-    seen.page.get_by_text("Pin a token").click()
+    seen.page.get_by_role("combobox", name="Pinned tokens").click()
     seen.page.get_by_role("option", name="4: ·Tower").click()
     seen.settle()
     assert "pins=" in seen.page.url
@@ -244,7 +244,7 @@ def test_a_trajectory_is_pinned(app: str, visit: Callable[..., Visit]) -> None:
     seen.clean()
 
 
-def test_a_figure_is_exported(app: str, visit: Callable[..., Visit], tmp_path: Path) -> None:
+def test_a_figure_is_exported(app: str, visit: Callable[[str], Visit], tmp_path: Path) -> None:
     seen = visit(f"{app}/heads").settle()
     seen.page.get_by_role("button", name="Export").first.click()
     starts = {"CSV": b'"layer","head"', "SVG": b"<svg", "PNG": b"\x89PNG", "HTML": b"<!doctype html>"}
@@ -259,7 +259,7 @@ def test_a_figure_is_exported(app: str, visit: Callable[..., Visit], tmp_path: P
     seen.clean()
 
 
-def test_two_sessions_at_once_get_their_own_answers(app: str, visit: Callable[..., Visit]) -> None:
+def test_two_sessions_at_once_get_their_own_answers(app: str, visit: Callable[[str], Visit]) -> None:
     prompts = ["first", "second one"]
     seen = [visit(f"{app}/lens?prompt={prompt.replace(' ', '+')}") for prompt in prompts]
     for each, prompt in zip(seen, prompts):
@@ -272,7 +272,7 @@ def test_two_sessions_at_once_get_their_own_answers(app: str, visit: Callable[..
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_nothing_hostile_runs(hostile_app: str, visit: Callable[..., Visit], name: str) -> None:
+def test_nothing_hostile_runs(hostile_app: str, visit: Callable[[str], Visit], name: str) -> None:
     seen = visit(f"{hostile_app}/{name}").settle()
     for chip in seen.page.locator(".chip").all()[:3]:
         chip.hover()
@@ -287,27 +287,26 @@ def test_nothing_hostile_runs(hostile_app: str, visit: Callable[..., Visit], nam
 HOSTILE = ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "\u202eevil", "{{7*7}}", "👩‍👩‍👧"]
 
 
-@pytest.mark.parametrize("mode", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 420])
-def test_a_report_reads_well_and_runs_nothing(
-    visit: Callable[..., Visit], tmp_path: Path, mode: str, width: int
-) -> None:
+def test_a_report_reads_well_and_runs_nothing(visit: Callable[[str], Visit], tmp_path: Path) -> None:
     tokens = pd.DataFrame({"token": HOSTILE, "prob": [0.5, 0.2, 0.1, 0.1, 0.05]})
     figure = Figure(plot.to_svg(plot.next_token_bars(tokens), "currentColor"), "Next tokens " + HOSTILE[0])
     sections = [
         Section(f"Part {i}", "\n\n".join(HOSTILE), [figure], [Table(tokens, HOSTILE[1])], HOSTILE[1]) for i in range(3)
     ]
     path = write_report(tmp_path / "report.html", "A report " + HOSTILE[1], sections, {"seed": 0}, summary=HOSTILE[0])
-    seen = visit(path.as_uri(), width=width, mode=mode)
-    seen.full(SCREENS / f"report-{mode}-{width}.png")
+    seen = visit(path.as_uri())
+    for mode in ("light", "dark"):
+        for width in (1280, 420):
+            seen.full(SCREENS / f"report-{mode}-{width}.png", width, mode)
+            assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
     seen.clean()
-    assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
     assert seen.page.locator("svg[role=img]").count() == 3
 
 
-def test_an_exported_chart_opens_without_network(visit: Callable[..., Visit], tmp_path: Path) -> None:
+def test_an_exported_chart_opens_without_network(visit: Callable[[str], Visit], tmp_path: Path) -> None:
     chart = plot.next_token_bars(pd.DataFrame({"token": HOSTILE, "prob": [0.5, 0.2, 0.1, 0.1, 0.05]}))
     seen = visit(plot.save_chart(chart, tmp_path / "chart.html").as_uri())
     seen.page.wait_for_selector("svg.marks")
-    seen.page.locator("svg.marks path").nth(2).hover()
+    seen.page.locator("svg.marks .mark-rect path").first.hover()
+    seen.page.wait_for_selector("#vg-tooltip-element.visible")
     assert not seen.wrong, seen.wrong
