@@ -45,6 +45,7 @@ from .probe import fit_probe as fit_probe
 from .probe import load_probe as load_probe
 from .probe import load_probe_report as load_probe_report
 from .probe import probe_sweep as probe_sweep
+from .probe import text_baseline as text_baseline
 from .recording import record as record
 from .report import write_report as write_report
 from .sae import SAE as SAE

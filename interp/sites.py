@@ -174,7 +174,10 @@ def select(site: object, available: Sequence[str]) -> list[Selector]:
     layers, component = _layers(site, where, _n_layers(available))
     if component is not None and row.component is None:
         raise ValueError(f"{site!r} asks for a component, but {kind!r} ({row.shape}) has neither heads nor neurons")
-    return [Selector(_existing(row.template.format(l=layer), available), component) for layer in layers]
+    names = [row.template.format(l=layer) for layer in layers]
+    if where.startswith("*"):  # all that there are: a store may hold some of the layers only
+        names = [name for name in names if name in available] or names
+    return [Selector(_existing(name, available), component) for name in names]
 
 
 def expand(sites: str | tuple | Iterable, available: Sequence[str]) -> list[str]:

@@ -49,6 +49,15 @@ def test_unknown_names_say_what_to_write(wanted: object, message: str) -> None:
         sites.expand(wanted, NAMES)
 
 
+def test_a_star_means_the_layers_that_are_there() -> None:
+    stored = ["blocks.1.hook_resid_post", "blocks.2.hook_resid_post"]
+    assert sites.expand("resid_post:*", stored) == stored
+    with pytest.raises(ValueError, match="resid_mid"):
+        sites.expand("resid_mid:*", stored)
+    with pytest.raises(ValueError, match="blocks.0"):
+        sites.expand("resid_post:0-2", stored)
+
+
 def test_component() -> None:
     assert sites.select("z:1.3", NAMES) == [sites.Selector("blocks.1.attn.hook_z", 3)]
     with pytest.raises(ValueError, match="a whole site is needed"):
