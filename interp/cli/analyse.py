@@ -29,7 +29,7 @@ def lens(model: str, text: str, answer: str | None, pos: int | None, out: Path |
     if out is not None:
         result.save(out)
     frame = result.to_frame()
-    last = int(frame["pos"].max())
+    last = int(result.pos.max())
     pos = last if pos is None else pos
     if not 0 <= pos <= last:
         raise click.BadParameter(f"the text has positions 0 to {last}", param_hint="--pos")
@@ -158,8 +158,9 @@ def calibrate(
 ) -> None:
     """Calibration of the probabilities in a CSV, JSONL or Parquet file."""
     frame = interp.read_table(file, columns=[p_column, y_column, *([group] if group else [])])
+    p = frame[p_column].to_numpy()
     report = interp.calibration_report(
-        **{meaning: frame[p_column].to_numpy()}, y=frame[y_column].to_numpy(), n_bins=bins,
+        p_true=p if meaning == "p_true" else None, p_top=p if meaning == "p_top" else None, y=frame[y_column].to_numpy(), n_bins=bins,
         groups=frame[group].tolist() if group else None,
     )  # fmt: skip
     show(report.to_dict() if as_json else report.to_frame(), as_json)

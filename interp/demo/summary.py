@@ -46,7 +46,7 @@ def _lens(folder: Path, books: dict[str, Any]) -> Section:
 def _heads(folder: Path) -> Section:
     frame = pd.read_parquet(folder / "heads.parquet")
     columns = ["layer", "head", "induction", "induction_low", "induction_high", "induction_null", "previous_token", "n"]
-    best = frame.nlargest(8, "induction")[columns]
+    best = frame.nlargest(8, "induction").loc[:, columns]
     return Section(
         "Heads that copy from context",
         "Random tokens, repeated: only the first copy can predict the second. The induction score is the mean attention from a "
@@ -109,7 +109,7 @@ def _steering(folder: Path) -> Section:
         text,
         [Figure(_svg(plot.steering_effect(effects)), "Effect over strength; the band is that of the random directions.")],
         [
-            Table(texts[["prompt", "strength", "text"]], "Greedy continuations; strength 0 is the model as it is."),
+            Table(texts.loc[:, ["prompt", "strength", "text"]], "Greedy continuations; strength 0 is the model as it is."),
             Table(band, "Random directions at the largest strength; p = (1 + as large) / (n + 1)."),
         ],
         code="v = interp.load_steering_vector('runs/demo/steering.safetensors')\n"
@@ -134,6 +134,6 @@ def _calibration(folder: Path) -> Section:
     tokens = pd.read_parquet(folder / "tokens.parquet")
     shown = [column for column in ("pos", "token", "logprob", "entropy", "top1", "p_top1", "rank") if column in tokens]
     return Section(
-        "Does it know when it is wrong?", text, figures, [Table(tokens[shown], "Surprise and entropy, token by token, in nats.")],
+        "Does it know when it is wrong?", text, figures, [Table(tokens.loc[:, shown], "Surprise and entropy, token by token, in nats.")],
         code="interp.token_uncertainty(model, 'a text').to_frame()",
     )  # fmt: skip

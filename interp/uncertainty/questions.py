@@ -10,7 +10,7 @@ figure made from it is about noise. So:
    the format is *not informative*, and calibration or signals computed from it mean nothing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,12 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def score_options(
-    model: HookedTransformer, questions: Sequence[Question], *, format: str = "text", batch_size: int = 32
+    model: HookedTransformer,
+    questions: Sequence[Question],
+    *,
+    format: str = "text",
+    batch_size: int = 32,
+    progress: Callable[[int, int], None] | None = None,
 ) -> pd.DataFrame:
     """Log-probability of every option of every question.
 
@@ -39,6 +44,7 @@ def score_options(
         questions: prompts with their options; an option continues its prompt, so it usually begins with a space.
         format: "text" scores the option's own text; "letter" lists the options as A, B, ... and scores the letter.
         batch_size: sequences in a forward pass.
+        progress: called with (sequences done, sequences in all); those of one batch have nearly equal length.
 
     Returns:
         A row per option: question, option (indices), text, format, group, logprob_sum, logprob_mean (nats a token),
@@ -49,7 +55,8 @@ def score_options(
     they share with the prompt, so that they stay comparable.
 
     Raises:
-        ValueError: no questions, an unknown format, an option without tokens, a sequence longer than the context.
+        ValueError: no questions, an unknown format, an option without tokens, a sequence longer than the context, NaN
+            logits.
     """
     if format not in FORMATS:
         raise ValueError(f"format must be 'text' or 'letter', got {format!r}")
@@ -65,7 +72,7 @@ def score_options(
         prompt, texts = (question.prompt, question.options) if format == "text" else _lettered(question, index)
         sequences, start = _encoded(model.tokenizer, prompt, texts, index)
         options += sorted(_shared_inputs(index, sequences, start, inputs), key=lambda each: each.option)
-    logprobs = _logprobs(model, inputs, options, batch_size)
+    logprobs = _logprobs(model, inputs, options, batch_size, progress)
     frame = pd.DataFrame(
         {
             "question": [option.question for option in options],
@@ -80,7 +87,8 @@ def score_options(
     )
     best: dict[int, int] = {}
     for place, option in enumerate(options):
-        if logprobs[place].sum() > (logprobs[best[option.question]].sum() if option.question in best else -np.inf):
+        leader = best.setdefault(option.question, place)
+        if logprobs[place].sum() > logprobs[leader].sum():
             best[option.question] = place
     frame["chosen"] = [best[option.question] == place for place, option in enumerate(options)]
     frame["right"] = [questions[option.question].answer == option.option for option in options]
@@ -282,7 +290,11 @@ def _shared_inputs(
 
 
 def _logprobs(
-    model: HookedTransformer, inputs: list[list[int]], options: list[_Option], batch_size: int
+    model: HookedTransformer,
+    inputs: list[list[int]],
+    options: list[_Option],
+    batch_size: int,
+    progress: Callable[[int, int], None] | None,
 ) -> list[Float[np.ndarray, " token"]]:
     """Log-probabilities of each option's tokens, nats."""
     wanted: dict[int, list[int]] = {}
@@ -303,4 +315,8 @@ def _logprobs(
         ends = np.cumsum([len(options[index].targets) for _, index in served])
         for (_, index), values in zip(served, np.split(logprobs, ends[:-1])):
             found[index] = values
+        if np.isnan(logprobs).any():
+            raise ValueError("the model gives NaN logits for these questions: look for NaN in its weights or hooks")
+        if progress is not None:
+            progress(begin + len(batch), len(inputs))
     return found

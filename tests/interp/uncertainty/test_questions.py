@@ -100,6 +100,17 @@ def test_options_of_one_token_share_one_pass(monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_allclose(frame["logprob_sum"], expected, atol=2e-4)
 
 
+def test_progress_is_told_and_nan_is_refused() -> None:
+    model = tiny_model()
+    told: list[tuple[int, int]] = []
+    score_options(model, QUESTIONS[1:2], batch_size=1, progress=lambda done, total: told.append((done, total)))
+    assert told == [(1, 1)]  # " 4" and " 5" read one pass
+    with torch.no_grad():
+        model.embed.weight[65] = torch.nan
+    with pytest.raises(ValueError, match="NaN logits"):
+        score_options(model, QUESTIONS)
+
+
 @pytest.mark.parametrize(
     ("questions", "options", "message"),
     [
