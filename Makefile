@@ -49,7 +49,7 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff format .
 
 bench: $(VENV)/.dev
-	@for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
+	@for script in benchmarks/forward.py; do $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache

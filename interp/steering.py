@@ -335,7 +335,7 @@ def steering_experiment(
     if not prompts and not pairs:
         raise ValueError("give prompts to continue, held-out pairs to measure on, or both")
     grid = sorted({0.0, *map(float, strengths)})
-    largest = max(grid, key=abs)
+    largest = max(grid, key=lambda strength: (abs(strength), strength))
     settings = [("vector", vector, strength) for strength in grid]
     if pairs and largest:
         randoms = _random_directions(model, vector, pairs, n_random, seed)

@@ -4,6 +4,8 @@ from csv import QUOTE_NONNUMERIC
 
 import pandas as pd
 
+from ui.text import map_texts
+
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
@@ -12,12 +14,8 @@ def csv(frame: pd.DataFrame) -> bytes:
 
     Tokens such as `=` and `-` are common, and so the guard is not only against malice.
     """
-    safe = frame.copy()
+    safe = map_texts(frame, _guarded)
     safe.columns = [_guarded(str(column)) for column in safe.columns]
-    for place, dtype in enumerate(safe.dtypes):
-        if not pd.api.types.is_numeric_dtype(dtype):
-            column = safe.iloc[:, place]
-            safe.isetitem(place, column.map(lambda value: _guarded(value) if isinstance(value, str) else value))
     # Texts are quoted: the writer itself does not see that a bare carriage return would end a row.
     text = safe.to_csv(index=False, lineterminator="\n", quoting=QUOTE_NONNUMERIC)
     return text.encode("utf-8", "backslashreplace")

@@ -17,7 +17,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from interp import plot
-from ui import export
+from ui import export, text
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Card:
     ) -> Any:
         """Draw a table; `options` go to `st.dataframe`, whose result is returned."""
         self._export(data, code)
-        result = st.dataframe(data, column_config=columns or {}, hide_index=True, **options)
+        result = st.dataframe(text.readable(data), column_config=columns or {}, hide_index=True, **options)
         if caption:
             self.note.caption(caption)
         return result

@@ -5,7 +5,7 @@ import hashlib
 import pandas as pd
 import streamlit as st
 
-from ui import services, state, states
+from ui import services, state, states, text
 from ui.strip import Track, token_strip
 
 EXAMPLES = {
@@ -49,15 +49,15 @@ def _origin() -> None:
         try:
             run = services.run()
             st.caption("Run")
-            st.text(run.name if run else "none: start with interp app --run FOLDER")
+            text.say(run.name if run else "none: start with interp app --run FOLDER")
             st.caption("Model")
-            st.text(services.model_name())
+            text.say(services.model_name())
             if run and run.model.get("note"):
-                st.text(str(run.model["note"]))
+                text.say(str(run.model["note"]))
             if wrong := services.mismatch():
-                st.text(f"⚠ {wrong}")
+                text.say(f"⚠ {wrong}")
         except ValueError as error:
-            st.text(str(error))
+            text.say(str(error))
         st.number_input(
             "Seed",
             min_value=0,
@@ -105,7 +105,7 @@ def prompt_strip() -> tuple[pd.DataFrame, int] | None:
 def stamp() -> str:
     """Model and prompt of a figure, as Markdown: the prompt by the first digits of its hash."""
     digest = hashlib.sha256(state.prompt().encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{states.plain(services.model_name())} · prompt {digest}"
+    return f"{text.plain(services.model_name())} · prompt {digest}"
 
 
 def source_note(source: services.Source) -> str:

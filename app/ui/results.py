@@ -93,9 +93,10 @@ class Run:
 
     def _why_missing(self, name: str) -> str:
         for step in self.info.get("steps", []):
-            if name in step.get("files", []) or step.get("name") == name.split(".")[0]:
-                return f": its step “{step.get('title', step.get('name'))}” is {step.get('state', 'not done')}"
-        return ""
+            if name in step.get("files", []):
+                title, done = step.get("title", step.get("name")), step.get("state", "not done")
+                return f", though its step “{title}” is {done}: make the run again"
+        return ": that step is not done yet. Start `interp demo` again, it goes on where it was"
 
 
 def open_run(folder: str | os.PathLike[str]) -> Run:

@@ -192,7 +192,8 @@ def lens(prompt: str) -> tuple[pd.DataFrame, Source]:
 
 def next_tokens(prompt: str, pos: int, k: int = 10) -> pd.DataFrame:
     """The k most probable tokens after position `pos`: rank, token, prob, logprob (nats)."""
-    return _next_tokens(engine().fingerprint, token_ids(prompt), pos, k)
+    frame = _next_tokens(engine().fingerprint, token_ids(prompt), k)
+    return frame.loc[frame["pos"] == pos].drop(columns="pos").reset_index(drop=True)
 
 
 def heads(seed: int) -> tuple[pd.DataFrame, Source]:
@@ -211,6 +212,13 @@ def live_heads(seed: int) -> pd.DataFrame:
 def attention(prompt: str, layer: int) -> np.ndarray:
     """Attention of one layer on the prompt: [head query key], float32, rows sum to 1."""
     return _attention(engine().fingerprint, token_ids(prompt), layer)
+
+
+def without_sink(weights: np.ndarray) -> np.ndarray:
+    """Attention among positions 1 and on, each row summing to 1 again; a row with nothing left stays zero."""
+    rest = weights[1:, 1:]
+    total = rest.sum(-1, keepdims=True)
+    return np.divide(rest, total, out=np.zeros_like(rest), where=total > 1e-12)
 
 
 def score_statements(statements: list[str]) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -254,15 +262,23 @@ def _heads(fingerprint: str, seed: int) -> pd.DataFrame:
 
 
 @st.cache_data(**_KEPT)
-def _next_tokens(fingerprint: str, ids: tuple[int, ...], pos: int, k: int) -> pd.DataFrame:
+def _next_tokens(fingerprint: str, ids: tuple[int, ...], k: int) -> pd.DataFrame:
     import torch  # a page whose answers lie in the run never pays for this import
 
     with _checked(fingerprint) as model, torch.inference_mode():
-        logprob = model(list(ids))[0, pos].float().log_softmax(-1)
-        top = logprob.topk(min(k, len(logprob)))
-    label = [model.tokenizer.views([i])[0].display for i in top.indices.tolist()]
-    frame = pd.DataFrame({"token": label, "prob": top.values.exp().numpy(), "logprob": top.values.numpy()})
-    return frame.assign(rank=range(1, len(frame) + 1)).loc[:, ["rank", "token", "prob", "logprob"]]
+        logprob = model(list(ids))[0].float().log_softmax(-1)
+        top = logprob.topk(min(k, logprob.shape[-1]))
+    found, n, k = top.values.numpy(), *top.indices.shape
+    read = {i: model.tokenizer.views([i])[0].display for i in set(top.indices.flatten().tolist())}
+    return pd.DataFrame(
+        {
+            "pos": np.repeat(np.arange(n), k),
+            "rank": np.tile(np.arange(1, k + 1), n),
+            "token": [read[i] for i in top.indices.flatten().tolist()],
+            "prob": np.exp(found).flatten(),
+            "logprob": found.flatten(),
+        }
+    )
 
 
 @st.cache_data(**_KEPT)

@@ -5,25 +5,21 @@ Messages may hold a prompt or a file's content, so they are shown as text, never
 
 import contextlib
 import logging
-import re
 import secrets
 from collections.abc import Iterator
 
 import streamlit as st
 
+from ui.text import plain, say
+
 logger = logging.getLogger("interp.app")
 
 
-def plain(text: str) -> str:
-    """Text for a place that reads Markdown: every sign that could mean something is escaped, line breaks are spaces."""
-    return re.sub(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=\"'])", r"\\\1", " ".join(text.split()))
-
-
-def empty(title: str, text: str, command: str | None = None) -> None:
+def empty(title: str, why: str, command: str | None = None) -> None:
     """Nothing to show yet, why, and how it comes about."""
     with st.container(border=True):
         st.markdown(f":material/inbox: **{plain(title)}**")
-        st.text(text)
+        say(why)
         if command:
             st.code(command, language="bash")
 
@@ -33,11 +29,11 @@ def problem(title: str, error: Exception) -> None:
     with st.container(border=True):
         st.markdown(f":material/error: **{plain(title)}**")
         if isinstance(error, ValueError | ConnectionError):
-            st.text(_sentence(str(error)))
+            say(_sentence(str(error)))
         else:
             number = secrets.token_hex(4)
             logger.error("error %s on a page", number, exc_info=error)
-            st.text(f"{type(error).__name__}: this should not happen. The server's log has it under {number}.")
+            say(f"{type(error).__name__}: this should not happen. The server's log has it under {number}.")
 
 
 @contextlib.contextmanager

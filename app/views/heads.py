@@ -7,7 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from interp import plot
-from ui import controls, figure, frame, services, state, states
+from ui import controls, figure, frame, services, state, states, text
 
 WHAT = """
 Sequences of random tokens are repeated once. Nothing but the first copy can predict the second, so what a head attends
@@ -71,7 +71,7 @@ def grid(table: pd.DataFrame, metric: str, chosen: tuple[int, int], source: serv
             plot.head_grid(table, metric, selected=chosen),
             table,
             code=code(f"scores.plot({metric!r})"),
-            caption=f"{len(table)} heads{n}, {frame.source_note(source)} · {states.plain(services.model_name())}",
+            caption=f"{len(table)} heads{n}, {frame.source_note(source)} · {text.plain(services.model_name())}",
             on_select=clicked,
         )
 
@@ -151,7 +151,7 @@ def pattern(tokens: pd.DataFrame, pos: int, layer: int, head: int) -> None:
         start = shown.start
         view = weights[start : shown.stop, start : shown.stop].astype(float)
         if sink and start == 0:
-            view, start = without_sink(view), 1
+            view, start = services.without_sink(view), 1
         labels = [str(token) for token in tokens["token"].iloc[start : shown.stop]]
         if not labels:
             states.empty("Nothing is left", "The prompt has one token only, and position 0 is dropped.")
@@ -170,13 +170,6 @@ print(cache["pattern:{layer}"][0, {head}])   # [query key]
             caption=f"{len(labels)} of {len(tokens)} tokens · {frame.stamp()}",
             width="content",
         )
-
-
-def without_sink(weights: np.ndarray) -> np.ndarray:
-    """Attention among positions 1 and on, each row summing to 1 again; a row with nothing left stays zero."""
-    rest = weights[1:, 1:]
-    total = rest.sum(-1, keepdims=True)
-    return np.divide(rest, total, out=np.zeros_like(rest), where=total > 1e-12)
 
 
 def render() -> None:

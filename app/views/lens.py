@@ -4,7 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from interp import plot
-from ui import controls, figure, frame, services, state, states
+from ui import controls, figure, frame, services, state, states, text
 
 WHAT = """
 The residual stream after each layer is read through the model's **final norm and unembedding**, as if the model stopped
@@ -18,8 +18,8 @@ unembedding.
 STATISTICS = {"p_top1": "Probability", "entropy": "Entropy", "kl": "KL to final", "rank": "Rank of final"}
 CURVES = {"p_target": "Probability", "rank": "Rank", "entropy": "Entropy", "kl": "KL"}
 AXES = {
-    "p_target": "probability of the final answer",
-    "rank": "rank of the final answer (0 is the top)",
+    "p_target": "probability",
+    "rank": "rank (0 is the top)",
     "entropy": "entropy (nats)",
     "kl": "KL(final || layer) (nats)",
 }
@@ -79,8 +79,8 @@ def trajectories(lens: pd.DataFrame, pos: int) -> None:
     """The final answer across layers, for the chosen position and those that are pinned."""
     labels = {int(p): f"{p}: {plot.token_label(str(t), 14)}" for p, t in zip(lens["pos"], lens["token"])}
     what = (
-        "The token that is on top after the **last** layer, followed through all layers, for each chosen position. The large "
-        "dot is where it settles. Pin positions to compare them."
+        "One token followed through all layers, for each chosen position: the answer that was named, or else the token that "
+        "is on top after the **last** layer. The large dot is where the top prediction settles. Pin positions to compare them."
     )
     with figure.card("lens_trajectory", "The answer across layers", what) as card:
         with st.container(horizontal=True, vertical_alignment="bottom", gap="large"):
@@ -89,7 +89,7 @@ def trajectories(lens: pd.DataFrame, pos: int) -> None:
                 "Pinned tokens",
                 list(labels),
                 default=[],
-                format_func=lambda p: states.plain(labels[p]),
+                format_func=labels.__getitem__,
                 key="pins",
                 max_selections=5,
                 placeholder="Pin a token",
@@ -108,12 +108,18 @@ def trajectories(lens: pd.DataFrame, pos: int) -> None:
                 colour="line",
                 selected=settled,
                 domain=(0.0, 1.0) if y == "p_target" else None,
-                title=AXES[y],
+                title=f"{AXES[y]} of {followed(view)}" if y in ("p_target", "rank") else AXES[y],
             ),
             view.drop(columns="line"),
             code=code(f"frame = lens.to_frame()\nprint(frame[frame.pos == {pos}][['layer', 'top1', {y!r}]])"),
-            caption=f"{', '.join(states.plain(labels[p]) for p in chosen)} · {frame.stamp()}",
+            caption=f"{', '.join(text.plain(labels[p]) for p in chosen)} · {frame.stamp()}",
         )
+
+
+def followed(view: pd.DataFrame) -> str:
+    """Which token the curves follow: one for all positions where an answer was named, else each position's own."""
+    targets = set(view["target"]) if "target" in view else set()
+    return plot.token_label(str(targets.pop()), 18) if len(targets) == 1 else "each position's final answer"
 
 
 def render() -> None:

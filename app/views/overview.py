@@ -4,7 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from interp import plot
-from ui import controls, figure, frame, services, state, states
+from ui import controls, figure, frame, services, state, states, text
 
 WHAT = """
 **What the run found** is the list of figures that the run itself thought worth saying, and the file that holds each.
@@ -48,12 +48,13 @@ def findings() -> None:
             found,
             code="# The whole story, with every figure: report.html in the run's folder.\n"
             "import webbrowser\n\nwebbrowser.open('runs/demo/report.html')",
-            caption=f"Run {states.plain(run.name)}, {run.info.get('seconds', 0):.0f} s in all.",
+            caption=f"Run {text.plain(run.name)}, {run.info.get('seconds', 0):.0f} s in all.",
             columns={
-                "what": st.column_config.TextColumn("What", width="medium"),
-                "figure": st.column_config.TextColumn("Figure", width="medium"),
-                "where": st.column_config.TextColumn("File", width="small"),
+                "what": st.column_config.TextColumn("What", width=200),
+                "figure": st.column_config.TextColumn("Figure", width=430),
+                "where": st.column_config.TextColumn("File", width=110),
             },
+            row_height=52,  # two lines: a figure with its interval and n is long
         )
 
 
@@ -74,7 +75,7 @@ logits = model({state.prompt()!r})   # [batch pos d_vocab]
 probability = logits[0, {pos}].softmax(-1)
 print(probability.topk(10))
 """,
-            caption=f"After token {states.plain(f'{pos}: {plot.token_label(str(tokens.token.iloc[pos]))}')} · {frame.stamp()}",
+            caption=f"After token {text.plain(f'{pos}: {plot.token_label(str(tokens.token.iloc[pos]))}')} · {frame.stamp()}",
         )
 
 
@@ -108,12 +109,12 @@ def model_card() -> None:
     with st.container(border=True):
         st.subheader("Model", anchor=False)
         note = str(model.get("note") or "")
-        st.text(f"{model.get('name', '')}{f' ({note})' if note else ''}")
+        text.say(f"{model.get('name', '')}{f' ({note})' if note else ''}")
         with st.container(horizontal=True, gap="large"):
             for key, title in sizes.items():
                 value = model.get(key)
                 st.metric(title, f"{value:,}" if isinstance(value, int) else "–", width="content")
-        st.caption(f"Fingerprint {states.plain(str(model.get('fingerprint', 'unknown')))}")
+        st.caption(f"Fingerprint {text.plain(str(model.get('fingerprint', 'unknown')))}")
 
 
 def steps() -> None:

@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from interp import plot, sites
-from ui import figure, frame, services, state, states
+from ui import figure, frame, services, state, states, text
 
 WHAT = """
 A **probe** is a linear reader of the residual stream: here of whether a statement is true. **AUROC** is the chance that
@@ -31,8 +31,8 @@ def selected(facts: Mapping[str, Any]) -> None:
     *columns, last = st.columns(len(found) + 1)
     for column, (kind, figures) in zip(columns, found.items()):
         with column.container(border=True, height="stretch"):
-            st.metric(f"AUROC, {states.plain(kind.replace('_', '-'))} probe", f"{figures['auroc']:.3f}")
-            st.caption(f"at {states.plain(sites.short_name(figures['site']))}  \n{interval(figures)}")
+            st.metric(f"AUROC, {text.plain(kind.replace('_', '-'))} probe", f"{figures['auroc']:.3f}")
+            st.caption(f"at {text.plain(sites.short_name(figures['site']))}  \n{interval(figures)}")
     with last.container(border=True, height="stretch"):
         st.metric("AUROC, wording alone", f"{words['auroc']:.3f}")
         st.caption(f"bag of words, no model  \n{interval(words)}")
@@ -79,7 +79,7 @@ report = interp.probe_sweep(store, "resid_post:*", ["logistic", "mass_mean"])
 print(report.summary())
 report.plot()
 """,
-            caption=f"{states.plain(dataset)}, n = {table['n'].iloc[0]:,} statements in {table['n_groups'].iloc[0]:,} groups",
+            caption=f"{text.plain(dataset)}, n = {table['n'].iloc[0]:,} statements in {table['n_groups'].iloc[0]:,} groups",
         )
 
 
@@ -107,7 +107,7 @@ def results() -> None:
     sweep(table.loc[table["dataset"] == dataset], facts[dataset], dataset)
     with st.container(border=True):
         st.subheader("In words", anchor=False)
-        st.text(str(facts[dataset]["summary"]))
+        text.say(str(facts[dataset]["summary"]))
 
 
 def statements() -> None:
@@ -136,7 +136,7 @@ def statements() -> None:
             with states.busy("Scoring"):
                 table, probe = services.score_statements(lines)
             st.dataframe(
-                table,
+                text.readable(table),
                 hide_index=True,
                 column_config={
                     "statement": st.column_config.TextColumn("Statement", width="large"),
@@ -148,7 +148,7 @@ def statements() -> None:
             )
             kind, site = str(probe["kind"]).replace("_", "-"), sites.short_name(str(probe["site"]))
             st.caption(
-                f"{states.plain(kind)} probe at {states.plain(site)}, threshold {probe['threshold']:.2f}. On other kinds of "
+                f"{text.plain(kind)} probe at {text.plain(site)}, threshold {probe['threshold']:.2f}. On other kinds of "
                 "statement than those it was fitted on, its probability means little."
             )
 

@@ -4,7 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from interp import plot, sites
-from ui import figure, frame, services, states
+from ui import figure, frame, services, states, text
 
 WHAT = """
 A sparse autoencoder writes each activation as a sum of a few out of many learned directions. **FVU** is the fraction of
@@ -16,7 +16,7 @@ outlier norm are left out for both: with them one direction has nearly all the v
 """
 FIGURES = {
     "fvu": ("FVU", ".3f"),
-    "l0_mean": ("L0", ".1f"),
+    "l0": ("L0", ".1f"),
     "dead_share": ("Dead latents", ".1%"),
     "fvu_all": ("FVU, all rows", ".3f"),
 }
@@ -37,8 +37,8 @@ def render() -> None:
             pca = pd.DataFrame(found["pca"])
             n = f"n = {found['n_rows']:,} held-out rows; {found['n_left_out']:,} first and outlier rows left out"
             card.chart(
-                plot.fvu_curve(pca, fvu=float(found["fvu"]), l0=float(found["l0_mean"])),
-                pca.assign(sae_fvu=found["fvu"], sae_l0=found["l0_mean"]),
+                plot.fvu_curve(pca, fvu=float(found["fvu"]), l0=float(found["l0"])),
+                pca.assign(sae_fvu=found["fvu"], sae_l0=found["l0"]),
                 code="""
 import interp
 
@@ -47,7 +47,7 @@ store = interp.open_store("runs/demo/stores/python_docs")
 _, held_out = interp.split_rows(store, 0.2, seed=0)
 print(interp.evaluate_sae(sae, store, rows=held_out).to_frame())
 """,
-                caption=f"{states.plain(sites.short_name(str(found['site'])))}, {n}",
+                caption=f"{text.plain(sites.short_name(str(found['site'])))}, {n}",
             )
 
 

@@ -4,7 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from interp import plot
-from ui import figure, frame, services, states
+from ui import figure, frame, services, states, text
 
 WHAT = """
 A direction is added to the residual stream at one site while the model writes. **Strength** is in *typical norms* of
@@ -30,7 +30,7 @@ vector = interp.load_steering_vector("runs/demo/steering.safetensors")
 report = interp.steering_experiment(model, vector, prompts, strengths=[-0.1, 0.1], pairs=held_out)
 report.plot()
 """,
-            caption=f"{states.plain(concept)} at {states.plain(site)}, n = {effects['n'].max():,} held-out pairs",
+            caption=f"{text.plain(concept)} at {text.plain(site)}, n = {effects['n'].max():,} held-out pairs",
         )
 
 
@@ -40,11 +40,12 @@ def side_by_side(texts: pd.DataFrame) -> None:
     shown = list(dict.fromkeys([strengths[0], 0.0, strengths[-1]]))
     for prompt, rows in texts.groupby("prompt", sort=False):
         with st.container(border=True):
-            st.text(str(prompt))
+            text.say(str(prompt))
             for column, strength in zip(st.columns(len(shown)), shown):
-                column.caption("Default" if strength == 0 else f"Steered, strength {strength:+g}")
-                for text in rows.loc[rows["strength"] == strength, "text"]:
-                    column.text(str(text))
+                with column:
+                    st.caption("Default" if strength == 0 else f"Steered, strength {strength:+g}")
+                    for written in rows.loc[rows["strength"] == strength, "text"]:
+                        text.say(str(written))
 
 
 def render() -> None:

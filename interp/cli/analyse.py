@@ -68,7 +68,7 @@ def sae() -> None:
 @click.option(
     "--width", default="8x", show_default=True, help="Latents: a number, or a multiple of d_model such as 8x."
 )
-@click.option("--epochs", default=3, show_default=True)
+@click.option("--epochs", default=2, show_default=True)
 @click.option("--batch-size", default=2048, show_default=True)
 @click.option(
     "--lr",

@@ -263,7 +263,7 @@ def _steering(place: Place, progress: Progress) -> Outcome:
     fit, held = grouped_split([pair.group for pair in pairs], (1 - spec.held_out, spec.held_out), seed=place.spec.seed)
     vector = steering_vector([pairs[i] for i in fit], model=place.model, site=spec.site)
     vector.save(place.folder / "steering.safetensors")
-    neutral = [example.text[:400] for example in _documents(place).examples[:8]]
+    neutral = [example.text[:400] for example in _documents(place).examples[:4]]
     report = steering_experiment(
         place.model, vector, spec.prompts, strengths=spec.strengths, pairs=[pairs[i] for i in held], texts=neutral,
         n_random=spec.n_random, max_new_tokens=spec.max_new_tokens, seed=place.spec.seed, progress=progress,
@@ -271,7 +271,7 @@ def _steering(place: Place, progress: Progress) -> Outcome:
     artifact.write_json(
         place.folder / "steering.json", {"concept": spec.concept, "site": spec.site, **report.to_dict()}
     )
-    strongest = max(spec.strengths, key=abs)
+    strongest = max(spec.strengths, key=lambda strength: (abs(strength), strength))
     own = report.effects.query("direction == 'vector' and strength == @strongest").iloc[0]
     band = report.band.set_index("strength").loc[strongest]
     figure = (

@@ -100,7 +100,6 @@ def fill(field: str, title: str, domain: Sequence[float], label: str | None = No
         symbolSize=150,
         symbolStrokeWidth=0,
         symbolOpacity=1,
-        titleOrient="left",
         titleLimit=300,
         values=[low + (high - low) * share for share in (0.0, 0.25, 0.5, 0.75, 1.0)],
         labelExpr=label or "format(datum.value, '.3~g')",

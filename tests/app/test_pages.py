@@ -1,9 +1,11 @@
 """Every page without a browser: on a run, on a typed prompt with a live model, with nothing, and under attack."""
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -13,6 +15,7 @@ from tiny import tiny_model
 import interp
 from interp import artifact
 from interp.model import HookedTransformer
+from ui import services
 
 PAGES = {
     "overview": "Overview",
@@ -126,6 +129,22 @@ def test_pages_give_what_the_library_gives(open_page: Open, model: HookedTransfo
     assert page.metric[1].value == f"{last['p_top1']:.3f}"
     settle = last["settle_layer"]
     assert page.metric[2].value == ("the embedding" if settle < 0 else f"layer {settle} of 2")
+
+
+def test_services_give_what_the_model_gives(open_page: Open, model: HookedTransformer) -> None:
+    open_page("overview", model=model)
+    found = services.next_tokens("abcd", 2, k=5)
+    expected = model("abcd")[0, 2].softmax(-1).topk(5)
+    assert found["prob"].to_numpy() == pytest.approx(expected.values.numpy(), abs=1e-6)
+    assert list(found["token"]) == [model.tokenizer.views([i])[0].display for i in expected.indices.tolist()]
+    assert list(found["rank"]) == [1, 2, 3, 4, 5]
+    _, cache = model.run_with_cache("abcd", sites="pattern:1")
+    assert services.attention("abcd", 1) == pytest.approx(cache["pattern:1"][0].numpy(), abs=1e-6)
+
+
+def test_without_the_sink_rows_sum_to_one_again() -> None:
+    weights = np.array([[1.0, 0, 0], [1.0, 0, 0], [0.5, 0.1, 0.4]])
+    assert services.without_sink(weights) == pytest.approx(np.array([[0.0, 0.0], [0.2, 0.8]]))
 
 
 def test_an_entropy_that_the_run_lacks_is_computed(
@@ -320,6 +339,9 @@ def test_hostile_runs_stay_text(open_page: Open, hostile_run: Path, name: str) -
     assert "<script>" not in said
     assert not re.search(r"(?<!\\):red\[", said)
     assert not re.search(r"(?<!\\)\[x\]\(javascript", said)
+    shown = words(page) + "".join(table.value.to_csv() for table in page.dataframe)
+    shown = shown.replace(page.text_area(key="prompt").value, "")  # what the user typed stays as it is
+    assert not set(shown) & set("\u202e\u200b\x00")
 
 
 def test_hostile_prompts_stay_text(open_page: Open, model: HookedTransformer) -> None:
@@ -369,3 +391,5 @@ def test_frames_of_the_fixture_are_those_that_the_library_makes(model: HookedTra
     }
     for name, frame in made.items():
         assert set(pd.read_parquet(run_folder / f"{name}.parquet")) <= set(frame), name
+    fields = {field.name for field in dataclasses.fields(interp.SAEReport)}
+    assert set(artifact.read_json(run_folder / "sae.json")) - {"pca"} <= fields

@@ -8,8 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from ui import export, results, state, states
+from ui import export, results, state
 from ui.strip import Track, strip_data
+from ui.text import plain
 
 HOSTILE = ["=1+1", "+a", "-b", "@c", "\td", "\re", "\nf", '"quoted", text', "plain", " =spaced", "a=b"]
 
@@ -57,13 +58,13 @@ def test_a_window_has_its_size_and_holds_the_position(n: int, at: int, size: int
 def test_plain_leaves_no_sign_that_markdown_reads(text: str) -> None:
     import re
 
-    escaped = states.plain(text)
+    escaped = plain(text)
     assert not re.search(r"(?<!\\)[*$:\[\]()<>#`~|&-]", escaped)
     assert escaped.replace("\\", "") == text
 
 
 def test_plain_is_one_line() -> None:
-    assert states.plain("a\n\n# b\tc") == "a \\# b c"
+    assert plain("a\n\n# b\tc") == "a \\# b c"
 
 
 def test_a_run_refuses_what_lies_outside(run_folder: Path, tmp_path: Path) -> None:
@@ -77,8 +78,10 @@ def test_a_run_refuses_what_lies_outside(run_folder: Path, tmp_path: Path) -> No
 
 def test_a_run_says_which_step_is_missing(run_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "demo.json").write_bytes((run_folder / "demo.json").read_bytes())
-    with pytest.raises(ValueError, match=r"has no lens.parquet: its step “Logit lens” is done"):
+    with pytest.raises(ValueError, match=r"has no lens.parquet, though its step “Logit lens” is done"):
         results.open_run(tmp_path).frame("lens")
+    with pytest.raises(ValueError, match=r"has no other.json: that step is not done yet"):
+        results.open_run(tmp_path).json("other")
 
 
 def test_a_run_with_other_columns_is_refused(run_folder: Path, tmp_path: Path) -> None:
