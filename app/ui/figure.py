@@ -75,6 +75,13 @@ class Card:
             self.note.caption(caption)
         return result
 
+    def prose(self, data: pd.DataFrame, *, code: str, caption: str = "") -> None:
+        """Draw a short table whose long texts break into lines, which `st.dataframe` cuts off."""
+        self._export(data, code)
+        st.table(text.map_texts(data, text.plain), border="horizontal", hide_index=True)
+        if caption:
+            self.note.caption(caption)
+
     def _export(self, data: pd.DataFrame, code: str, chart: plot.Chart | None = None) -> None:
         kinds: dict[str, tuple[str, Callable[[], str | bytes]]] = {"csv": ("text/csv", partial(export.csv, data))}
         if chart is not None:

@@ -44,17 +44,11 @@ def findings() -> None:
     with figure.card(
         "findings", "What the run found", "One line for each result; the file is in the run's folder."
     ) as card:
-        card.table(
+        card.prose(
             found,
             code="# The whole story, with every figure: report.html in the run's folder.\n"
             "import webbrowser\n\nwebbrowser.open('runs/demo/report.html')",
             caption=f"Run {text.plain(run.name)}, {run.info.get('seconds', 0):.0f} s in all.",
-            columns={
-                "what": st.column_config.TextColumn("What", width=200),
-                "figure": st.column_config.TextColumn("Figure", width=430),
-                "where": st.column_config.TextColumn("File", width=110),
-            },
-            row_height=52,  # two lines: a figure with its interval and n is long
         )
 
 
@@ -125,14 +119,14 @@ def steps() -> None:
     rows = pd.DataFrame(run.info["steps"])
     if "files" in rows:
         rows["files"] = [", ".join(map(str, files)) for files in rows["files"]]
+    if "seconds" in rows:
+        rows["seconds"] = [f"{seconds:.0f} s" for seconds in rows["seconds"]]
     shown = [c for c in ("title", "state", "seconds", "headline", "files") if c in rows]
     with figure.card(
         "steps", "Steps of the run", "Each step of `interp demo`, its state, and the files that it wrote."
     ) as card:
-        card.table(
-            rows.loc[:, shown],
-            code="# In a shell: goes on where it was, and skips what is done.\n# interp demo",
-            columns={"seconds": st.column_config.NumberColumn("seconds", format="%.1f", width="small")},
+        card.prose(
+            rows.loc[:, shown], code="# In a shell: goes on where it was, and skips what is done.\n# interp demo"
         )
 
 

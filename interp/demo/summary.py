@@ -28,7 +28,7 @@ def _svg(chart: Any) -> str:
 
 
 def _found(books: dict[str, Any]) -> Section:
-    frame = pd.DataFrame(books["findings"])
+    frame = pd.DataFrame(books["findings"], columns=pd.Index(["what", "figure", "where"]))
     return Section("What was found", tables=[Table(frame, "Each line names the file of the run that holds it.")])
 
 
@@ -69,7 +69,7 @@ def _probes(folder: Path) -> Section:
         figures.append(
             Figure(_svg(chart), f"{name}: AUROC on groups that no choice saw, n = {int(part['n'].iloc[0]):,}.")
         )
-    text = "\n\n".join(f"{name}. {each['summary']}" for name, each in told.items())
+    text = "\n\n".join(f"{name}. {told[name]['summary']}" for name in frame["dataset"].unique())
     return Section(
         "Truth is decodable",
         "Statements are split by entity, never by row: each entity stands once in a true and once in a false statement, so a "
@@ -86,8 +86,8 @@ def _sae(folder: Path) -> Section:
     text = (
         f"{found['width']:,} latents, {found['k']} active, trained on {found['n_train']:,} rows and measured on "
         f"{found['n_rows']:,} rows of documents that training never saw. Position 0, special tokens and rows of outlying norm "
-        f"({found['n_left_out']:,}) are left out for all: their norm is so large that figures with them in say nothing. With "
-        f"them in, the FVU would read {found['fvu_unmasked']:.4f}."
+        f"({found['n_left_out']:,}) are left out for all: few as they are, they hold most of the variance. With them in, the FVU "
+        f"would read {found['fvu_unmasked']:.3f} and speak of them alone."
     )
     caption = "Fraction of variance unexplained on held-out rows: the autoencoder at its L0, PCA at its rank."
     return Section(
@@ -98,7 +98,7 @@ def _sae(folder: Path) -> Section:
 def _steering(folder: Path) -> Section:
     found = artifact.read_json(folder / "steering.json")
     effects, texts = pd.DataFrame(found["effects"]), pd.DataFrame(found["generations"])
-    band = pd.DataFrame(found["band"])
+    band = pd.DataFrame(found["band"], columns=pd.Index(["strength", "mean", "std", "low", "high", "p"]))
     text = (
         f"A mean difference of {found['concept']} pairs at {found['site']}. The effect is the change of the log-probability of a "
         "held-out positive response against a negative one, whose words the vector never saw. Random directions of the same "
@@ -107,7 +107,7 @@ def _steering(folder: Path) -> Section:
     return Section(
         "Steering",
         text,
-        [Figure(_svg(plot.steering_effect(effects)), "Effect over strength; the band is that of the random directions.")],
+        [Figure(_svg(plot.steering_effect(effects)), "Effect over strength with its 95 % interval; the grey ticks are random directions.")],
         [
             Table(texts.loc[:, ["prompt", "strength", "text"]], "Greedy continuations; strength 0 is the model as it is."),
             Table(band, "Random directions at the largest strength; p = (1 + as large) / (n + 1)."),
@@ -134,6 +134,6 @@ def _calibration(folder: Path) -> Section:
     tokens = pd.read_parquet(folder / "tokens.parquet")
     shown = [column for column in ("pos", "token", "logprob", "entropy", "top1", "p_top1", "rank") if column in tokens]
     return Section(
-        "Does it know when it is wrong?", text, figures, [Table(tokens.loc[:, shown], "Surprise and entropy, token by token, in nats.")],
+        "Does it know when it is wrong?", text, figures, [Table(tokens.loc[:, shown], "Surprise and entropy in nats.")],
         code="interp.token_uncertainty(model, 'a text').to_frame()",
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """Every page without a browser: on a run, on a typed prompt with a live model, with nothing, and under attack."""
 
+import csv
 import dataclasses
 import re
 from collections.abc import Callable
@@ -60,8 +61,8 @@ def test_a_page_shows_the_run_without_a_model(open_page: Open, name: str, title:
 
 def test_overview_shows_findings_and_says_what_it_cannot_do(open_page: Open) -> None:
     page = open_page("overview")
-    found = page.dataframe[0].value
-    assert list(found["figure"])[1] == "L18H6, 0.909 (n = 512)"
+    found = page.table[0].value
+    assert list(found["figure"])[1].replace("\\", "") == "L18H6, 0.909 (n = 512)"
     assert "The model cannot be asked" in words(page).replace("\\", "")
     assert "There is no model smollm2-135m here." in words(page)
 
@@ -335,11 +336,14 @@ def test_hostile_runs_stay_text(open_page: Open, hostile_run: Path, name: str) -
     for element in page.markdown:
         assert not element.allow_html
     said = "\n".join(str(part.value) for part in [*page.markdown, *page.caption, *page.subheader, *page.title])
+    said += "".join(
+        table.value.to_csv(quoting=csv.QUOTE_NONE, escapechar="~") for table in page.table
+    )  # is Markdown too
     assert "<img src" not in said
     assert "<script>" not in said
     assert not re.search(r"(?<!\\):red\[", said)
     assert not re.search(r"(?<!\\)\[x\]\(javascript", said)
-    shown = words(page) + "".join(table.value.to_csv() for table in page.dataframe)
+    shown = words(page) + "".join(table.value.to_csv() for table in [*page.dataframe, *page.table])
     shown = shown.replace(page.text_area(key="prompt").value, "")  # what the user typed stays as it is
     assert not set(shown) & set("\u202e\u200b\x00")
 
