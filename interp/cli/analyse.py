@@ -158,9 +158,9 @@ def calibrate(
 ) -> None:
     """Calibration of the probabilities in a CSV, JSONL or Parquet file."""
     frame = interp.read_table(file, columns=[p_column, y_column, *([group] if group else [])])
-    p = frame[p_column].to_numpy()
+    p, y = frame[p_column].to_numpy(), frame[y_column].to_numpy()
     report = interp.calibration_report(
-        p_true=p if meaning == "p_true" else None, p_top=p if meaning == "p_top" else None, y=frame[y_column].to_numpy(), n_bins=bins,
+        p_true=p if meaning == "p_true" else None, p_top=p if meaning == "p_top" else None, y=y, n_bins=bins,
         groups=frame[group].tolist() if group else None,
     )  # fmt: skip
     show(report.to_dict() if as_json else report.to_frame(), as_json)

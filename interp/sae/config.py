@@ -20,7 +20,7 @@ class SAEConfig:
     """Number of latents: a count, or a multiple of d_model such as "8x"."""
     lr: float | None = None
     """Peak learning rate of Adam. None: 2e-4 / sqrt(width / 2^14), after Gao et al. 2024. That rule is for long runs; a
-    run of a few hundred steps wants several times more."""
+    run of a few hundred steps wants up to ten times more."""
     batch_size: int = 4096
     """Rows per step, where training draws its own batches; given batches are taken as they are."""
     epochs: int = 1
