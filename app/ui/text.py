@@ -15,8 +15,13 @@ def say(text: str) -> None:
 
 
 def plain(text: str) -> str:
-    """Data for a place that reads Markdown: every sign that could mean something is escaped, line breaks are spaces."""
-    return re.sub(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=\"'])", r"\\\1", " ".join(printable(text).split()))
+    """Data for a place that reads Markdown: every sign that could mean something is escaped, line breaks are spaces.
+
+    Streamlit looks for `:material/home:` and `:smile:` after Markdown has taken the escapes away, so an invisible word
+    joiner parts the colon from its word.
+    """
+    escaped = re.sub(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=\"'])", r"\\\1", " ".join(printable(text).split()))
+    return re.sub(r":(?=\w)", ":\u2060", escaped)
 
 
 def readable(frame: pd.DataFrame) -> pd.DataFrame:

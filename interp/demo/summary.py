@@ -107,7 +107,7 @@ def _steering(folder: Path) -> Section:
     return Section(
         "Steering",
         text,
-        [Figure(_svg(plot.steering_effect(effects)), "Effect over strength with its 95 % interval; the grey ticks are random directions.")],
+        [Figure(_svg(plot.steering_effect(effects)), "Effect with its 95 % interval; the grey ticks are random directions.")],
         [
             Table(texts.loc[:, ["prompt", "strength", "text"]], "Greedy continuations; 0 is the model as it is."),
             Table(band, "Random directions at the largest strength; p = (1 + as large) / (n + 1)."),

@@ -275,6 +275,10 @@ def test_nothing_hostile_runs(hostile_app: str, visit: Callable[[str], Visit], n
         chip.hover()
     seen.full(SCREENS / "hostile" / f"{name or 'overview'}.png")
     assert seen.page.locator("img[src=x]").count() == 0
+    if name == "":  # a table of findings, whose cells are Markdown
+        shown = seen.page.inner_text("[data-testid=stTable]").replace("\u2060", "")
+        for text in (":red[boo] :material/home:", "[x](javascript:alert(1))", "$\\frac{1}{0}$", "`**_#"):
+            assert text in shown
     seen.clean()
 
 

@@ -54,7 +54,7 @@ def test_a_star_means_the_layers_that_are_there() -> None:
     assert sites.expand("resid_post:*", stored) == stored
     with pytest.raises(ValueError, match="resid_mid"):
         sites.expand("resid_mid:*", stored)
-    with pytest.raises(ValueError, match="blocks.0"):
+    with pytest.raises(ValueError, match=r"blocks\.0"):
         sites.expand("resid_post:0-2", stored)
 
 
