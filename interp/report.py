@@ -8,7 +8,6 @@ written as ⟨U+202E⟩; and a figure is parsed and kept only as plain shapes an
 event handler or a link outside is refused.
 """
 
-import json
 import math
 import numbers
 import os
@@ -90,7 +89,7 @@ def write_report(
         path: the file, by custom `report.html`.
         title: of the page.
         sections: in reading order; they are numbered, and so are figures and tables, through the whole report.
-        card: what made the results (model, versions, seed ...), printed at the end; nested values as JSON.
+        card: what made the results (model, versions, seed ...), printed at the end.
         summary: plain paragraphs before the first section.
 
     Returns:
@@ -149,8 +148,10 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _fact(value: Any) -> str:
-    if isinstance(value, Mapping | list | tuple):
-        return json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, Mapping):
+        return "; ".join(f"{str(key).replace('_', ' ')} {_fact(inner)}" for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_fact, value))
     return _number(value) if isinstance(value, numbers.Real) else str(value)
 
 

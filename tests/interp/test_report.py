@@ -194,6 +194,13 @@ def test_numbers_are_set_as_a_reader_wants_them() -> None:
         assert wanted in text
 
 
+def test_a_card_reads_as_words() -> None:
+    card = {"model": {"name": "tiny", "n_layers": 2}, "sites": ["z:1", "z:2"], "seed": 0}
+    texts = Page(render_report("T", [Section("S")], card)).texts
+    for wanted in ("name tiny; n layers 2", "z:1, z:2", "0"):
+        assert wanted in texts
+
+
 def test_a_long_table_says_what_it_leaves_out() -> None:
     source = render_report("T", [Section("S", tables=[pd.DataFrame({"n": range(ROWS + 1234)})])])
     assert "1,234 more rows are not printed" in source
