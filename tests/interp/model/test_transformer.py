@@ -18,7 +18,7 @@ def close(a: Tensor, b: Tensor, rtol: float = 1e-5) -> bool:
 
 def test_identities_hold_at_every_layer(tiny: HookedTransformer) -> None:
     _, cache = tiny.run_with_cache(TEXT, sites=tiny.site_names)
-    start = cache["embed"] + cache.get("pos_embed", 0)
+    start = cache["embed"] + (cache["pos_embed"] if tiny.pos_embed is not None else 0)
     assert torch.equal(start, cache["resid_pre", 0])
     for layer in range(tiny.cfg.n_layers):
         block = tiny.blocks[layer]
