@@ -1,4 +1,5 @@
-"""Linear and Embedding: parameters in the checkpoint's layout, allocated but not touched until weights are assigned."""
+"""Linear and Embedding: parameters in the checkpoint's layout, allocated but not touched until weights are assigned or
+initialised."""
 
 import torch
 from jaxtyping import Float, Int
@@ -36,3 +37,19 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         return nn.functional.embedding(ids, self.weight)
+
+
+@torch.no_grad()
+def init_weights(model: nn.Module, seed: int) -> None:
+    """GPT-2's initialisation: N(0, 0.02), output projections by 1/sqrt(2 n_layers) less, gains 1, biases 0."""
+    generator = torch.Generator().manual_seed(seed)
+    names = dict(model.named_parameters())
+    n_layers = 1 + max((int(name.split(".")[1]) for name in names if name.startswith("blocks.")), default=0)
+    for name, weight in names.items():
+        if name.endswith("bias"):
+            weight.zero_()
+        elif ".ln" in name or name.startswith("ln_final"):
+            weight.fill_(1.0)
+        else:
+            std = 0.02 / (2 * n_layers) ** 0.5 if name.endswith(("o.weight", "down.weight")) else 0.02
+            weight.copy_(torch.randn(weight.shape, generator=generator) * std)

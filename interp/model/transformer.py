@@ -24,7 +24,7 @@ from interp.model.cache import KVCache
 from interp.model.config import ModelConfig
 from interp.model.generate import Generation, Sampling, generate_loop, result
 from interp.model.inputs import Logits, left_padded, tokens_from_ids
-from interp.model.linear import Embedding
+from interp.model.linear import Embedding, init_weights
 from interp.model.mask import attention_mask
 from interp.model.named_weights import NamedWeights
 from interp.model.norm import Norm
@@ -79,7 +79,7 @@ class HookedTransformer(NamedWeights):
         self.hook_dict = {point.name: point for point in (*embeds, *inner, *self.ln_final.points())}
         """Every HookPoint by full name, in the order of computation."""
         if seed is not None:
-            self.init_weights(seed)
+            init_weights(self, seed)
         self.eval()
 
     # Tokens -------------------------------------------------------------------------------------------------------
@@ -329,19 +329,6 @@ class HookedTransformer(NamedWeights):
         real = mask[:, 1:] & mask[:, :-1]
         losses = losses.masked_fill(~real, 0.0)
         return losses if per_token else losses.sum() / real.sum().clamp(min=1)
-
-    @torch.no_grad()
-    def init_weights(self, seed: int) -> None:
-        """GPT-2's initialisation: N(0, 0.02), output projections by 1/sqrt(2 n_layers) less, gains 1, biases 0."""
-        generator = torch.Generator().manual_seed(seed)
-        for name, weight in self.named_parameters():
-            if name.endswith("bias"):
-                weight.zero_()
-            elif ".ln" in name or name.startswith("ln_final"):
-                weight.fill_(1.0)
-            else:
-                std = 0.02 / (2 * self.cfg.n_layers) ** 0.5 if name.endswith(("o.weight", "down.weight")) else 0.02
-                weight.copy_(torch.randn(weight.shape, generator=generator) * std)
 
     def __repr__(self) -> str:
         cfg, note = self.cfg, f"; {self.note}" if self.note else ""

@@ -17,6 +17,7 @@ from interp.steering import (
     steering_experiment,
     steering_vector,
 )
+from interp.steering.experiment import random_directions
 
 PAIRS = [
     ContrastPair(prompt=f"number {i} is", positive=f" good{i}", negative=f" bad{i}", group=str(i)) for i in range(6)
@@ -101,10 +102,8 @@ def test_experiment(tiny: HookedTransformer, tmp_path: Path) -> None:
 
 
 def test_random_directions_have_the_vectors_norm_and_are_orthogonal(tiny: HookedTransformer) -> None:
-    from interp.steering import _random_directions
-
     vector = steering_vector(PAIRS, model=tiny, site="resid_post:0")
-    for kind, each in _random_directions(tiny, vector, PAIRS, 6, seed=0):
+    for kind, each in random_directions(tiny, vector, PAIRS, 6, seed=0):
         assert abs(float(each.direction @ vector.direction)) < 1e-5
         assert each.typical_norm == vector.typical_norm
         assert kind in ("isotropic", "covariance")
