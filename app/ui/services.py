@@ -16,6 +16,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -62,6 +63,12 @@ def run_json(name: str) -> dict[str, Any]:
     return _needed_run().json(name)
 
 
+def stores() -> pd.DataFrame:
+    """The stores that the run recorded: store, texts, rows, sites, dtype, megabytes."""
+    found = _needed_run()
+    return _stores(str(found.path), found.stamp)
+
+
 def default_prompt() -> str:
     """The run's prompt, or an example."""
     try:
@@ -74,6 +81,18 @@ def default_prompt() -> str:
 @st.cache_data(**_KEPT)
 def _frame(path: str, stamp: int, name: str) -> pd.DataFrame:  # noqa: ARG001 (the stamp is part of the key)
     return open_run(path).frame(name)
+
+
+@st.cache_data(**_KEPT)
+def _stores(path: str, stamp: int) -> pd.DataFrame:  # noqa: ARG001 (the stamp is part of the key)
+    root, rows = Path(path).resolve(), []
+    for card in sorted((root / "stores").glob("*/store.json")):
+        if not card.resolve().is_relative_to(root):
+            continue
+        store = interp.open_store(card.parent)
+        size = sum(file.stat().st_size for file in card.parent.rglob("*") if file.is_file()) / 1e6
+        rows.append((card.parent.name, store.n_texts, store.n_rows, len(store.sites), store.dtype, f"{size:.1f}"))
+    return pd.DataFrame(rows, columns=pd.Index(["store", "texts", "rows", "sites", "dtype", "MB"]))
 
 
 def _needed_run() -> Run:

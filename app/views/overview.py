@@ -130,6 +130,22 @@ def steps() -> None:
         )
 
 
+def recorded() -> None:
+    """The stores that the analyses read."""
+    if services.run() is None:
+        return
+    with states.guard("A store cannot be read"):
+        table = services.stores()
+        if table.empty:
+            return
+        what = "Activations on the disk: safetensors and parquet that pandas reads as they lie, one folder a store."
+        with figure.card("stores", "Stores of the run", what) as card:
+            code = (
+                f"import interp\n\nstore = interp.open_store({'runs/demo/stores/' + str(table['store'].iloc[0])!r})\n"
+            )
+            card.prose(table.astype(str), code=code + "print(store.to_frame())")
+
+
 def render() -> None:
     frame.head("Overview", WHAT)
     found = frame.prompt_strip()
@@ -145,6 +161,7 @@ def render() -> None:
     with states.guard("The run cannot be read"):
         model_card()
         steps()
+        recorded()
 
 
 render()

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,6 +66,17 @@ def test_overview_shows_findings_and_says_what_it_cannot_do(open_page: Open) -> 
     assert list(found["figure"])[1].replace("\\", "") == "L18H6, 0.909 (n = 512)"
     assert "The model cannot be asked" in words(page).replace("\\", "")
     assert "There is no model smollm2-135m here." in words(page)
+
+
+def test_overview_lists_the_stores(open_page: Open, model: HookedTransformer, run_folder: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(run_folder, tmp_path / "run")
+    interp.record(model, ["one text", "another"], "resid_post:0-1", path=run / "stores" / "facts", progress=False)
+    page = open_page("overview", run=run)
+    assert not page.exception
+    assert "Stores of the run" in words(page)
+    assert list(services.stores().iloc[0])[:5] == ["facts", 2, 15, 2, "bfloat16"]
+    next((run / "stores" / "facts").glob("store.json")).write_text("{")
+    assert "A store cannot be read" in words(open_page("overview", run=run))
 
 
 def test_lens_says_where_the_answer_settles(open_page: Open) -> None:
