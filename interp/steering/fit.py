@@ -1,6 +1,6 @@
 """`steering_vector`: a direction from contrast pairs or from a store of labelled texts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ def steering_vector(
     """Fit a direction from contrasts.
 
     Args:
-        data: ContrastPairs, (positive, negative) texts, or a store with labels 1 and 0.
+        data: ContrastPairs, (positive, negative) texts, mappings with these keys, or a store with labels 1 and 0.
         model: the model that the vector is for.
         method: `mean_difference`.
         site: one place of width d_model, for example `resid_post:12`.
@@ -95,6 +95,9 @@ def _pairs(data: object) -> list[ContrastPair]:
     for index, each in enumerate(data):
         if isinstance(each, ContrastPair):
             pairs.append(each)
+        elif isinstance(each, Mapping) and {"positive", "negative"} <= set(each):
+            prompt = str(each.get("prompt", ""))
+            pairs.append(ContrastPair(prompt, str(each["positive"]), str(each["negative"]), group=str(index)))
         elif isinstance(each, Sequence) and not isinstance(each, str) and len(each) in (2, 3):
             prompt, positive, negative = each if len(each) == 3 else ("", *each)
             pairs.append(ContrastPair(prompt=prompt, positive=positive, negative=negative, group=str(index)))

@@ -43,6 +43,8 @@ def test_the_vector_is_the_mean_difference(tiny: HookedTransformer) -> None:
 def test_last_token_and_plain_pairs(tiny: HookedTransformer) -> None:
     texts = [("all is well", "all is bad"), ("so nice", "so poor")]
     vector = steering_vector(texts, model=tiny, site="resid_post:1")
+    named = [{"positive": a, "negative": b} for a, b in texts]
+    assert torch.equal(steering_vector(named, model=tiny, site="resid_post:1").direction, vector.direction)
     ends = [
         [tiny.run_with_cache(text, sites="resid_post:1")[1]["resid_post", 1][0, -1] for text in pair] for pair in texts
     ]
