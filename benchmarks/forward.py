@@ -16,8 +16,9 @@ import interp
 def main() -> None:
     """Three rows: the whole pass, one site recorded with an early stop, and greedy decoding of one prompt."""
     ours = interp.load("smollm2-135m")
+    assert ours.tokenizer is not None
     folder = interp.artifact.home() / "models" / ours.cfg.name
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="sdpa"
     ).eval()
     rows = []
