@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def alternate(
-    contestants: Mapping[str, Callable[[], Any]], rounds: int = 9, warm_up: int = 2
+    contestants: Mapping[str, Callable[[], Any]], rounds: int = 5, warm_up: int = 1
 ) -> dict[str, list[float]]:
     """Seconds of each contestant in each round."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}

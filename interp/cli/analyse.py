@@ -113,7 +113,7 @@ def probe() -> None:
     """Probes for a label, split by group."""
 
 
-@probe.command(epilog="Example: interp probe sweep runs/demo/stores/cities --out runs/cities-probes")
+@probe.command(epilog="Example: interp probe sweep runs/demo/stores/capitals --out runs/capitals-probes")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--sites", default="resid_post:*", show_default=True)
 @click.option("--kind", "kinds", multiple=True, default=("logistic", "mass_mean"), show_default=True)

@@ -59,7 +59,7 @@ def store() -> None:
     """Look into a recorded store, or check that it is whole."""
 
 
-@store.command(epilog="Example: interp store info runs/demo/stores/cities")
+@store.command(epilog="Example: interp store info runs/demo/stores/capitals")
 @click.argument("path", type=click.Path(path_type=Path))
 @json_option
 def info(path: Path, as_json: bool) -> None:
@@ -70,7 +70,7 @@ def info(path: Path, as_json: bool) -> None:
     show(found.to_frame(), as_json)
 
 
-@store.command(epilog="Example: interp store verify runs/demo/stores/cities")
+@store.command(epilog="Example: interp store verify runs/demo/stores/capitals")
 @click.argument("path", type=click.Path(path_type=Path))
 @json_option
 def verify(path: Path, as_json: bool) -> None:

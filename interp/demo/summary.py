@@ -76,7 +76,7 @@ def _probes(folder: Path) -> Section:
         "split by rows hands the answer to the probe. Layer and strength are chosen inside the training part. Decodable does "
         f"not mean that the model uses it.\n\n{text}",
         figures,
-        code="interp.probe_sweep(interp.open_store('runs/demo/stores/cities')).summary()",
+        code=f"interp.probe_sweep(interp.open_store({str(folder / 'stores' / frame['dataset'].iloc[0])!r})).summary()",
     )
 
 
@@ -91,7 +91,10 @@ def _sae(folder: Path) -> Section:
     )
     caption = "Fraction of variance unexplained on held-out rows: the autoencoder at its L0, PCA at its rank."
     return Section(
-        "A sparse dictionary", text, [Figure(_svg(chart), caption)], code="interp.load_sae('runs/demo/sae.safetensors')"
+        "A sparse dictionary",
+        text,
+        [Figure(_svg(chart), caption)],
+        code=f"interp.load_sae({str(folder / 'sae.safetensors')!r})",
     )
 
 
@@ -112,7 +115,7 @@ def _steering(folder: Path) -> Section:
             Table(texts.loc[:, ["prompt", "strength", "text"]], "Greedy continuations; 0 is the model as it is."),
             Table(band, "Random directions at the largest strength; p = (1 + as large) / (n + 1)."),
         ],
-        code="v = interp.load_steering_vector('runs/demo/steering.safetensors')\n"
+        code=f"v = interp.load_steering_vector({str(folder / 'steering.safetensors')!r})\n"
         "with model.intervene(interp.Steer(v, 0.1)):\n    model.generate('My week at work has been', 30).text",
     )  # fmt: skip
 
