@@ -43,6 +43,8 @@ def home() -> Path:
 def atomic_write(path: str | os.PathLike[str], data: bytes | str) -> Path:
     """Write a file whole or not at all, replacing one that is there; text is UTF-8. Missing folders are made."""
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; give the name of a file in it")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path)
     try:

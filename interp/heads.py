@@ -120,6 +120,8 @@ def head_scores(
     Raises:
         ValueError: tokens that do not repeat, or that do not fit the context.
     """
+    if period is not None and period < 2:
+        raise ValueError(f"one copy needs at least two tokens, got period={period}")
     if tokens is None:
         ids, n_bos = repeated_tokens(model, period=period or 64, bos=bos, seed=seed)
     else:

@@ -24,6 +24,7 @@ from torch import Tensor
 from interp import artifact, plot
 from interp import sites as site_names
 from interp.model import HookedTransformer
+from interp.model.inputs import refuse_not_finite
 from interp.sites import kind_of, layer_of
 
 CHUNK = 256
@@ -104,7 +105,10 @@ class LensResult:
 
     def top(self, site: str, pos: int, text: int = 0) -> pd.DataFrame:
         """The top tokens at one place: token, probability."""
-        row = int(((self.text == text) & (self.pos == pos)).nonzero()[0, 0])
+        found = ((self.text == text) & (self.pos == pos)).nonzero()
+        if not len(found):
+            raise ValueError(f"there is no position {pos} in text {text}; it has positions 0 to {int(self.pos.max())}")
+        row = int(found[0, 0])
         index = self.sites.index(site_names.full_name(site))
         ids, probs = self.top_ids[index, row].tolist(), self.top_probs[index, row].tolist()
         return pd.DataFrame({"token": [self.vocabulary[i] for i in ids], "probability": probs})
@@ -179,6 +183,8 @@ def logit_lens(
     target = _answer_id(model, answer)
     _, cache = model.run_with_cache(x, sites=names, stop_at_layer=model.cfg.n_layers)
     tokens = cache.tokens
+    for name in names:
+        refuse_not_finite(cache[name], tokens)
     text, column = tokens.mask.nonzero(as_tuple=True)
     ids = tokens.ids[text, column]
     following = torch.full_like(ids, -1)

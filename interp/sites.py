@@ -180,12 +180,14 @@ def select(site: object, available: Sequence[str]) -> list[Selector]:
     return [Selector(_existing(name, available), component) for name in names]
 
 
-def expand(sites: str | tuple | Iterable, available: Sequence[str]) -> list[str]:
+def expand(sites: object, available: Sequence[str]) -> list[str]:
     """Resolve names, shorthand and patterns to full names in the model's order, each once.
 
     Raises:
         ValueError: a name that fits nothing (with the nearest ones), or one that selects a head or neuron.
     """
+    if not isinstance(sites, str | Iterable):
+        raise ValueError(f"sites are names such as 'resid_post:6', got {sites!r}")
     wanted = [sites] if isinstance(sites, str) or (isinstance(sites, tuple) and _is_pair(sites)) else list(sites)
     found: set[str] = set()
     for site in wanted:
@@ -234,8 +236,8 @@ def _existing(name: str, available: Sequence[str]) -> str:
     if layer is not None and layer >= _n_layers(available):
         raise ValueError(f"{name!r}: the model has layers 0 to {_n_layers(available) - 1}")
     raise ValueError(
-        f"this model has no {name!r} ({kind_of(name).meaning}): its architecture does not compute it; "
-        "model.sites() lists what there is"
+        f"there is no {name!r} ({kind_of(name).meaning}) here: the architecture does not compute it, or the store does not "
+        "hold it; model.sites() and store.sites list what there is"
     )
 
 

@@ -128,7 +128,9 @@ def sweep(
     report = interp.probe_sweep(interp.open_store(path), sites, kinds, seed=seed, groups=group)
     if out is not None:
         report.save(out)
-    show(report.to_frame(), as_json)
+    frame = report.to_frame()
+    brief = ["site", "kind", "auroc", "low", "high", "accuracy", "brier", "n", "n_groups"]
+    show(frame if as_json else frame.loc[:, brief], as_json)
     if not as_json:
         click.echo(report.summary())
 

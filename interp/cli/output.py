@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,8 @@ def show(
 
 def console() -> Console:
     """For the standard output; markup in the data is never read."""
-    return Console(markup=False, highlight=False, emoji=False)
+    width = None if sys.stdout.isatty() else 140
+    return Console(markup=False, highlight=False, emoji=False, width=width)
 
 
 def _cell(value: Any) -> str:

@@ -84,10 +84,18 @@ def serve(folder: Path, model: str | None, port: int, host: str, *, background: 
     """Start the dashboard on this machine and open it; `background` returns once it answers and leaves it running."""
     if host not in LOOPBACK:
         raise click.UsageError(f"--host {host} would let others in; the dashboard listens on 127.0.0.1 only")
+    has_run = (folder / "demo.json").is_file()
+    if not has_run and model is None:
+        raise click.UsageError(
+            f"{folder} is no run; make one (interp demo --run {folder}), or give --model for typed prompts"
+        )
+    if not 1 <= port <= 65535:
+        raise click.UsageError(f"--port {port} is no port; give 1 to 65535")
     if importlib.util.find_spec("streamlit") is None:
         raise click.ClickException("the dashboard needs Streamlit: pip install 'interp-workbench[app]'")
     port = free_port(host, port)
-    environment = os.environ | {"INTERP_RUN": str(folder.resolve()), **({"INTERP_MODEL": model} if model else {})}
+    named = {"INTERP_RUN": str(folder.resolve())} if has_run else {}
+    environment = os.environ | named | ({"INTERP_MODEL": model} if model else {})
     script = interp.content_folder("app") / "main.py"
     command = [
         sys.executable, "-m", "streamlit", "run", str(script), "--server.address", host, "--server.port", str(port),

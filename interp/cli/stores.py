@@ -91,7 +91,11 @@ def ls(folder: Path, as_json: bool) -> None:
     """All stores below a folder."""
     rows = []
     for card in sorted(folder.rglob("store.json")):
-        found = interp.open_store(card.parent)
+        try:
+            found = interp.open_store(card.parent)
+        except ValueError as error:
+            rows.append((str(card.parent), None, None, None, f"cannot be read: {error}", None))
+            continue
         size = sum(file.stat().st_size for file in card.parent.rglob("*") if file.is_file())
         rows.append(
             (

@@ -43,6 +43,8 @@ def run_demo(
     folder = Path(folder)
     console = console or Console(quiet=True)
     start = time.perf_counter()
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; give a folder for the run")
     folder.mkdir(parents=True, exist_ok=True)
     console.print("Loading the model", style="bold")
     model = load(spec.model)
@@ -58,6 +60,7 @@ def run_demo(
         if step not in todo:
             console.print(f"{label}: already there", highlight=False, markup=False)
             continue
+        _set_aside(books, step, keys[step.name], folder)
         rest = sum(later.seconds for later in todo[todo.index(step) + 1 :])
         record = _run_step(place, step, label, rest, console)
         record["key"] = keys[step.name]
@@ -99,6 +102,17 @@ def _is_done(books: dict[str, Any], step: Step, key: str, folder: Path) -> bool:
         if record["name"] == step.name and record["state"] == "done" and record.get("key") == key:
             return all((folder / name).exists() for name in record["files"])
     return False
+
+
+def _set_aside(books: dict[str, Any], step: Step, key: str, folder: Path) -> None:
+    """Rename the stores of a step whose model or specification changed; what was recorded stays readable."""
+    for record in books["steps"]:
+        if record["name"] != step.name or record.get("key") == key:
+            continue
+        for store in [(folder / name).parent for name in record["files"] if name.endswith("store.json")]:
+            if store.is_dir():
+                number = next(n for n in range(1, 10_000) if not store.with_name(f"{store.name}.before-{n}").exists())
+                store.rename(store.with_name(f"{store.name}.before-{number}"))
 
 
 def _run_step(place: Place, step: Step, label: str, rest: float, console: Console) -> dict[str, Any]:

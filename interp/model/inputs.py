@@ -23,6 +23,17 @@ class Logits(Tensor):
         return self.as_subclass(Tensor)[rows, self.tokens.last.to(self.device)]
 
 
+def refuse_not_finite(resid: Float[Tensor, "batch pos d_model"], tokens: Tokens) -> None:
+    """ValueError if the last stream of a real token is NaN or infinite: every figure made from it would be wrong."""
+    bad = ~torch.isfinite(resid.detach()).all(-1) & tokens.mask
+    if bad.any():
+        row, pos = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"the residual stream is NaN or infinite at text {row}, position {pos}: a hook or an intervention wrote it, the "
+            f"weights are damaged, or {str(resid.dtype).removeprefix('torch.')} is too narrow"
+        )
+
+
 def tokens_from_ids(x: Any) -> Tokens:
     try:
         ids = torch.as_tensor(x)

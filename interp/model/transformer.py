@@ -23,7 +23,7 @@ from interp.model.block import Block
 from interp.model.cache import KVCache
 from interp.model.config import ModelConfig
 from interp.model.generate import Generation, Sampling, generate_loop, result
-from interp.model.inputs import Logits, left_padded, tokens_from_ids
+from interp.model.inputs import Logits, left_padded, refuse_not_finite, tokens_from_ids
 from interp.model.linear import Embedding, init_weights
 from interp.model.mask import attention_mask
 from interp.model.named_weights import NamedWeights
@@ -133,6 +133,7 @@ class HookedTransformer(NamedWeights):
         if stop is not None:
             self._end(stop)
             return resid
+        refuse_not_finite(resid, tokens)
         logits = self._head(resid).as_subclass(Logits)
         logits.tokens = tokens
         self._end(None)
@@ -252,7 +253,9 @@ class HookedTransformer(NamedWeights):
             now = tokens if new is None else Tokens(new, torch.ones_like(new, dtype=torch.bool), False, None)
             start = None if new is None else lengths + step - 1
             self._begin(now, "prefill" if new is None else "decode", step, lengths, start)
-            return self._next_logits(self._stream(now, None, kv))
+            resid = self._stream(now, None, kv)
+            refuse_not_finite(resid, now)
+            return self._next_logits(resid)
 
         eos = self.tokenizer.eos_id if self.tokenizer is not None else None
         stop_ids = frozenset() if eos is None or not stop_at_eos else frozenset((eos,))

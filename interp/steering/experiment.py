@@ -22,11 +22,11 @@ from interp.steering.vector import SteeringVector
 def steering_experiment(
     model: HookedTransformer,
     vector: SteeringVector,
-    prompts: Sequence[str],
+    prompts: str | Sequence[str],
     *,
     strengths: Sequence[float] = (-0.1, 0.1),
     pairs: Sequence[ContrastPair] = (),
-    texts: Sequence[str] = (),
+    texts: str | Sequence[str] = (),
     n_random: int = 19,
     max_new_tokens: int = 30,
     seed: int = 0,
@@ -51,6 +51,10 @@ def steering_experiment(
         raise ValueError(
             f"the vector was fitted on another model ({vector.card.get('model')}), not on {model.cfg.name}"
         )
+    prompts = [prompts] if isinstance(prompts, str) else prompts
+    texts = [texts] if isinstance(texts, str) else texts
+    if n_random < 0:
+        raise ValueError(f"n_random must be 0 or more, got {n_random}")
     if not prompts and not pairs:
         raise ValueError("give prompts to continue, held-out pairs to measure on, or both")
     grid = sorted({0.0, *map(float, strengths)})

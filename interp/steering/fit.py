@@ -1,5 +1,6 @@
 """`steering_vector`: a direction from contrast pairs or from a store of labelled texts."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -82,6 +83,8 @@ def _vector(
     difference: Tensor, site: str, typical: float, model: HookedTransformer, card: dict[str, Any]
 ) -> SteeringVector:
     raw = float(difference.norm())
+    if not math.isfinite(raw):
+        raise ValueError(f"the activations at {site} are NaN or infinite: a hook wrote it, or the dtype is too narrow")
     if not raw > 0:
         raise ValueError(f"the two sides have the same mean at {site}: there is no direction")
     origin = artifact.provenance(model=model.cfg.name, fingerprint=model.fingerprint)

@@ -36,6 +36,8 @@ class SteeringVector:
             raise ValueError(f"typical_norm must be positive, got {self.typical_norm}")
 
     def __mul__(self, factor: float) -> "SteeringVector":
+        if not math.isfinite(factor):
+            raise ValueError(f"a vector is scaled by a finite number, got {factor}")
         if factor < 0:
             return replace(self, direction=-self.direction, length=self.length * -factor)
         return replace(self, length=self.length * factor)

@@ -100,7 +100,12 @@ class StoreWriter:
         """Numbers of the shards that are there, whole. ValueError if one is damaged."""
         found = set()
         for folder in sorted((self.path / SHARDS).glob("[0-9]*")):
-            shard = find_shard(folder)
+            try:
+                shard = find_shard(folder)
+            except ValueError as error:
+                raise ValueError(
+                    f"{error}: remove the folder {folder} and record again; the other shards are kept"
+                ) from None
             if shard is not None and (broken := shard.cut_off()):
                 raise ValueError(
                     f"{folder} is damaged ({', '.join(broken)} missing or cut off): remove that folder and record "

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.model import HookedTransformer
+from interp.model.inputs import refuse_not_finite
 from interp.tokens import Tokens
 
 CHUNK_LOGITS = 2**23
@@ -20,7 +21,9 @@ CHUNK_LOGITS = 2**23
 def final_stream(model: HookedTransformer, tokens: Tokens) -> Float[Tensor, "batch pos d_model"]:
     """The residual stream after the last block, without gradients."""
     with torch.inference_mode():
-        return model(tokens, stop_at_layer=model.cfg.n_layers)
+        stream = model(tokens, stop_at_layer=model.cfg.n_layers)
+        refuse_not_finite(stream, tokens)
+        return stream
 
 
 def right_padded(model: HookedTransformer, rows: Sequence[Sequence[int]]) -> Tokens:

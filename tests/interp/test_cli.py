@@ -9,7 +9,7 @@ import torch
 from tiny import tiny_model
 
 import interp
-from interp.cli.main import commands, status
+from interp.cli.group import commands, status
 from interp.cli.run import free_port
 
 
@@ -65,6 +65,7 @@ def test_the_examples_parse() -> None:
         (["store", "info", "nowhere"], "nowhere"),
         (["demo", "--spec", "nowhere.toml"], "nowhere.toml"),
         (["app", "--host", "0.0.0.0"], "127.0.0.1"),
+        (["app", "--run", "nowhere"], "nowhere is no run"),
         (["calibrate", "nowhere.csv", "--p", "p", "--y", "y", "--meaning", "p_top"], "nowhere.csv"),
         (["steer", "make", "smollm2-135m", "sentimant", "--site", "resid_post:1", "--out", "v"], "sentiment"),
     ],
@@ -115,6 +116,24 @@ def test_work_on_a_folder_model(tiny_folder: Path, tmp_path: Path, capsys: pytes
     assert "resid_post:1" in {row["shorthand"] for row in json.loads(capsys.readouterr().out)}
     assert status(["record", model, str(file), "--out", str(out), "--text", "claims"]) == 2
     assert "claim" in capsys.readouterr().err
+
+
+def test_a_store_that_cannot_be_read_does_not_hide_the_others(
+    tiny_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = interp.load(str(tiny_folder))
+    for name in ("a", "b"):
+        interp.record(model, ["one", "two"], "resid_post:0", path=tmp_path / "runs" / name, progress=False)
+    (tmp_path / "runs" / "a" / "store.json").write_text("{")
+    assert status(["store", "ls", str(tmp_path / "runs"), "--json"]) == 0
+    broken, whole = json.loads(capsys.readouterr().out)
+    assert "cannot be read" in broken["dtype"]
+    assert whole["texts"] == 2
+
+
+def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status([]) == 2
+    assert "Commands:" in capsys.readouterr().err
 
 
 def test_calibrate_and_listings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

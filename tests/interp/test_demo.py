@@ -113,6 +113,12 @@ def test_a_small_run_interrupted_and_run_again(
     assert page.count("<svg") >= 7
     assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", page)
 
+    spec_file.write_text(SMALL.replace("max_documents = 12", "max_documents = 11"))
+    stale = next(step for step in steps.all_steps(load_demo_spec(spec_file)) if step.name == "corpus")
+    run._set_aside(books, stale, "another key", folder)
+    assert open_store(folder / "stores" / "python_docs.before-1").verify().empty
+    (folder / "stores" / "python_docs.before-1").rename(folder / "stores" / "python_docs")
+
     def never(*args: object) -> None:
         raise AssertionError("a finished step ran again")
 

@@ -5,6 +5,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+import interp
 from interp.hooks import HookContext, HookPoint
 from interp.model import HookedTransformer
 
@@ -137,6 +138,23 @@ def test_context_has_absolute_positions_and_phases(tiny: HookedTransformer) -> N
     assert seen[0] == ("prefill", 0, [[0, 0, 0, 1], [0, 1, 2, 3]], [2, 4])
     assert seen[1] == ("decode", 1, [[2], [4]], [2, 4])
     assert seen[2] == ("decode", 2, [[3], [5]], [2, 4])
+
+
+def test_a_nan_in_the_stream_is_refused_wherever_a_figure_is_made(tiny: HookedTransformer) -> None:
+    def poison(value: Tensor, ctx: HookContext) -> Tensor:
+        return value.masked_fill((ctx.positions == 2)[..., None], torch.nan)
+
+    pairs = [("so good", "so bad"), ("all well", "all ill")]
+    for figure in (
+        lambda: tiny(TEXT),
+        lambda: tiny.generate(TEXT, 2),
+        lambda: interp.logit_lens(tiny, TEXT),
+        lambda: interp.token_uncertainty(tiny, TEXT),
+        lambda: interp.head_scores(tiny, period=8),
+        lambda: interp.steering_vector(pairs, model=tiny, site="resid_post:1", tokens="response_mean"),
+    ):
+        with pytest.raises(ValueError, match="NaN or infinite"), tiny.hooks({"resid_post:0": poison}):
+            figure()
 
 
 def test_gradients_of_any_site(tiny: HookedTransformer) -> None:

@@ -128,6 +128,16 @@ def test_bad_input(tiny: HookedTransformer, data: object, options: dict[str, str
         steering_vector(data, model=tiny, **{"site": "resid_post:0", **options})
 
 
+def test_a_single_prompt_and_impossible_numbers(tiny: HookedTransformer) -> None:
+    vector = steering_vector(PAIRS, model=tiny, site="resid_post:0")
+    report = steering_experiment(tiny, vector, "hello", strengths=[0.5], max_new_tokens=2)
+    assert set(report.generations.prompt) == {"hello"}
+    with pytest.raises(ValueError, match="n_random"):
+        steering_experiment(tiny, vector, "hello", n_random=-1)
+    with pytest.raises(ValueError, match="finite"):
+        vector * float("nan")
+
+
 def test_a_vector_of_another_model_is_refused(tiny: HookedTransformer) -> None:
     vector = steering_vector(PAIRS, model=tiny, site="resid_post:0")
     other = tiny_model(seed=5)

@@ -34,11 +34,6 @@ for command in (*run.COMMANDS, *stores.COMMANDS, *analyse.COMMANDS, *act.COMMAND
     commands.add_command(command)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit with its status."""
-    sys.exit(status(arguments))
-
-
 def status(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 0 done, 1 the work failed, 2 the call was wrong."""
     try:
@@ -47,6 +42,9 @@ def status(arguments: Sequence[str] | None = None) -> int:
         return _say("stopped; what was finished is kept", 130)
     except KeyboardInterrupt:
         return _say("stopped; what was finished is kept", 130)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
     except click.UsageError as error:
         hint = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
         return _say(error.format_message() + hint, 2)
