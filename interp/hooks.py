@@ -36,6 +36,8 @@ class RunState:
     """Passes finished since the model was made."""
     last_stop: int | None = None
     """stop_at_layer of the last pass, for the message of a hook that never fired."""
+    last_start: int = 0
+    """start_at_layer of the last pass, for the same message."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,26 @@ class Handle:
     point: "HookPoint"
     fn: Callable[..., Any]
     style: str
-    """`native` fn(value, ctx), `lens` fn(value, hook=point), `read` fn(value, ctx) which sees the value itself and
-    must not change it."""
+    """`native` fn(value, ctx), `lens` fn(value, hook=point); `read` fn(value, ctx) sees the value itself and must not
+    change it, and `keep` is the same for a value whose gradient will be asked for; `grad` fn(gradient, hook=point) is
+    called in the backward pass."""
     fired: int = 0
+
+    @property
+    def needs_graph(self) -> bool:
+        """The value must take part in the computation that gradients run through."""
+        return self.style in ("keep", "grad")
 
     def call(self, value: Tensor) -> Tensor:
         """The value after this function. An editing one gets a copy: editing in place must not reach other sites."""
         self.fired += 1
-        if self.style == "read":
+        if self.needs_graph:
+            value = self._in_graph(value)
+        if self.style in ("read", "keep"):
             self.fn(value, self.point.context())
+            return value
+        if self.style == "grad":
+            value.register_hook(lambda gradient: self.fn(gradient, hook=self.point))
             return value
         copy = value.clone()
         returned = self.fn(copy, hook=self.point) if self.style == "lens" else self.fn(copy, self.point.context())
@@ -85,6 +98,20 @@ class Handle:
                 f"the hook on {self.point.name} returned {got}; it must return {tuple(value.shape)} or None"
             )
         return returned.to(value.dtype)
+
+    def _in_graph(self, value: Tensor) -> Tensor:
+        """The value as a node of its own in the graph of gradients: one tensor may stand at several sites.
+
+        Where the weights are frozen nothing before it has a gradient, and the graph begins here.
+        """
+        if value.requires_grad:
+            return value.view_as(value)
+        if not (torch.is_grad_enabled() and value.is_floating_point() and not value.is_inference()):
+            raise ValueError(
+                f"the gradient at {self.point.name} was asked for, but gradients are switched off here (no_grad or "
+                "inference mode), or the value has none (expert indices)"
+            )
+        return value.detach().requires_grad_()
 
 
 class HookPoint:
@@ -106,9 +133,12 @@ class HookPoint:
     def edited(self, value: Tensor) -> Tensor | None:
         """Call the functions on a value that the fused path never makes; the new value, None if nobody changed it.
 
-        The caller keeps its fused result on None, so a function that only looks leaves the logits bit-identical.
+        The caller keeps its fused result on None, so a function that only looks leaves the logits bit-identical. Where a
+        gradient is asked for the value itself comes back: it must stand in the graph.
         """
         new = self(value)
+        if any(handle.needs_graph for handle in self.handles):
+            return new
         same = (
             new is value
             or torch.equal(new, value)
@@ -143,19 +173,21 @@ class Request:
     entries: list[tuple[str, Callable[..., Any], str]] = field(default_factory=list)
 
     @classmethod
-    def native(cls, hooks: Mapping[Any, Callable[..., Any]], available: list[str]) -> "Request":
-        """From `{site: fn}`; a site may be shorthand or a pattern and then stands for several."""
-        return cls([(name, fn, "native") for site, fn in hooks.items() for name in sites.expand(site, available)])
+    def native(cls, hooks: Mapping[Any, Callable[..., Any]], expand: Callable[[Any], list[str]]) -> "Request":
+        """From `{site: fn}`; a site may be shorthand or a pattern, and `expand` says which full names it stands for."""
+        return cls([(name, fn, "native") for site, fn in hooks.items() for name in expand(site)])
 
     @classmethod
-    def lens(cls, fwd_hooks: Iterable[tuple[Any, Callable[..., Any]]], available: list[str]) -> "Request":
-        """From TransformerLens-style `(name or predicate, fn)` pairs."""
+    def lens(
+        cls, pairs: Iterable[tuple[Any, Callable[..., Any]]], expand: Callable[[Any], list[str]], style: str = "lens"
+    ) -> "Request":
+        """From TransformerLens-style `(name or predicate, fn)` pairs; style `grad` for backward hooks."""
         entries: list[tuple[str, Callable[..., Any], str]] = []
-        for site, fn in fwd_hooks:
-            names = [name for name in available if site(name)] if callable(site) else sites.expand(site, available)
+        for site, fn in pairs:
+            names = [name for name in expand("*") if site(name)] if callable(site) else expand(site)
             if not names:
                 raise ValueError(f"the hook predicate {site!r} selects no site of this model; model.sites() lists them")
-            entries += [(name, fn, "lens") for name in names]
+            entries += [(name, fn, style) for name in names]
         return cls(entries)
 
 
@@ -177,5 +209,9 @@ def attached(points: Mapping[str, HookPoint], request: Request, run: RunState) -
             handle.point.handles = [other for other in handle.point.handles if other is not handle]
     silent = sorted({handle.point.name for handle in handles if not handle.fired})
     if silent and run.forwards > before:
-        why = f"the pass stopped at layer {run.last_stop}" if run.last_stop is not None else "the pass never came there"
+        why = "the pass never came there"
+        if run.last_stop is not None:
+            why = f"the pass stopped at layer {run.last_stop}"
+        elif run.last_start:
+            why = f"the pass started at layer {run.last_start}"
         raise ValueError(f"these hooks were asked for and never fired ({why}): {', '.join(silent)}")

@@ -34,6 +34,8 @@ BLOCK = "blocks.{l}."
 KINDS: tuple[SiteKind, ...] = (
     SiteKind("embed", "hook_embed", "batch pos d_model", "token embedding"),
     SiteKind("pos_embed", "hook_pos_embed", "batch pos d_model", "position embedding; embed + pos_embed = resid_pre:0"),
+    SiteKind("token_type_embed", "hook_token_type_embed", "batch pos d_model", "token-type embedding"),
+    SiteKind("full_embed", "hook_full_embed", "batch pos d_model", "norm of the summed embeddings; = resid_pre:0"),
     SiteKind("resid_pre", BLOCK + "hook_resid_pre", "batch pos d_model", "stream into the block; = resid_post before"),
     SiteKind("attn_in", BLOCK + "hook_attn_in", "batch pos head d_model", "resid_pre, a copy for each head", True, 2),
     SiteKind("q_input", BLOCK + "hook_q_input", "batch pos head d_model", "resid_pre as the queries read it", True, 2),
@@ -64,6 +66,12 @@ KINDS: tuple[SiteKind, ...] = (
         "result", BLOCK + "attn.hook_result", "batch pos head d_model", "z through W_O; sum + b_O = attn_out", True, 2
     ),
     SiteKind(
+        "ln1_post.scale", BLOCK + "ln1_post.hook_scale", "batch pos 1", "what the norm after attention divides by"
+    ),
+    SiteKind(
+        "ln1_post.normalized", BLOCK + "ln1_post.hook_normalized", "batch pos d_model", "x / scale, before the gain"
+    ),
+    SiteKind(
         "attn_out", BLOCK + "hook_attn_out", "batch pos d_model", "added to the stream; resid_pre + it = resid_mid"
     ),
     SiteKind("resid_mid", BLOCK + "hook_resid_mid", "batch pos d_model", "stream between attention and MLP"),
@@ -74,10 +82,27 @@ KINDS: tuple[SiteKind, ...] = (
     SiteKind("pre_linear", BLOCK + "mlp.hook_pre_linear", "batch pos d_mlp", "what the gate multiplies", False, 2),
     SiteKind("post", BLOCK + "mlp.hook_post", "batch pos d_mlp", "neurons: what W_out reads", False, 2),
     SiteKind(
+        "router_logits", BLOCK + "mlp.hook_router_logits", "batch pos expert", "a logit for each expert", False, 2
+    ),
+    SiteKind(
+        "expert_weights", BLOCK + "mlp.hook_expert_weights", "batch pos expert", "scores before the choice", False, 2
+    ),
+    SiteKind("expert_indices", BLOCK + "mlp.hook_expert_indices", "batch pos k", "the chosen experts, best first"),
+    SiteKind("ln2_post.scale", BLOCK + "ln2_post.hook_scale", "batch pos 1", "what the norm after the MLP divides by"),
+    SiteKind(
+        "ln2_post.normalized", BLOCK + "ln2_post.hook_normalized", "batch pos d_model", "x / scale, before the gain"
+    ),
+    SiteKind(
         "mlp_out", BLOCK + "hook_mlp_out", "batch pos d_model", "added to the stream; resid_mid + it = resid_post"
     ),
     SiteKind(
         "resid_post", BLOCK + "hook_resid_post", "batch pos d_model", "stream after the block; = resid_pre of the next"
+    ),
+    SiteKind(
+        "normalized_resid_post",
+        BLOCK + "hook_normalized_resid_post",
+        "batch pos d_model",
+        "norm of resid_post; = resid_pre of the next block",
     ),
     SiteKind("ln_final.scale", "ln_final.hook_scale", "batch pos 1", "what the final norm divides by"),
     SiteKind("ln_final.normalized", "ln_final.hook_normalized", "batch pos d_model", "x / scale, before gain and bias"),
@@ -90,7 +115,16 @@ _ALIASES = {
     "attn": "pattern",
     "scores": "attn_scores",
 }
+NORM_PARTS = ("ln1", "ln1_post", "ln2", "ln2_post", "ln_final")
 _BY_TEMPLATE = {row.template: row for row in KINDS}
+
+
+class MissingSite(ValueError):
+    """A kind of place that exists, but not here: `name` is its full name."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
 
 
 @dataclass(frozen=True)
@@ -136,7 +170,7 @@ def full_name(site: str) -> str:
 
 def act_name(kind: str, layer: int | None = None, part: str | None = None) -> str:
     """The full name from its parts, as `cache["resid_post", 5]` and `cache["scale", 3, "ln1"]` write them."""
-    joined = f"{part}.{kind}" if part in ("ln1", "ln2", "ln_final") else kind
+    joined = f"{part}.{kind}" if part in NORM_PARTS else kind
     return full_name(joined if layer is None else f"{joined}:{layer}")
 
 
@@ -151,7 +185,10 @@ def select(site: object, available: Sequence[str]) -> list[Selector]:
         ValueError: nothing fits; the message holds the nearest names.
     """
     if isinstance(site, tuple):
-        return [Selector(_existing(act_name(*site), available))]
+        kind, layer, *part = (*site, None) if len(site) == 1 else site
+        if isinstance(layer, int) and layer < 0:
+            layer += _n_layers(available)
+        return [Selector(_existing(act_name(kind, layer, *part), available))]
     if not isinstance(site, str):
         raise ValueError(f"a site is a string such as 'resid_post:6', got {type(site).__name__}: {site!r}")
     if site in available:
@@ -235,9 +272,10 @@ def _existing(name: str, available: Sequence[str]) -> str:
     layer = layer_of(name)
     if layer is not None and layer >= _n_layers(available):
         raise ValueError(f"{name!r}: the model has layers 0 to {_n_layers(available) - 1}")
-    raise ValueError(
+    raise MissingSite(
+        name,
         f"there is no {name!r} ({kind_of(name).meaning}) here: the architecture does not compute it, or the store does not "
-        "hold it; model.sites() and store.sites list what there is"
+        "hold it; model.sites() and store.sites list what there is",
     )
 
 

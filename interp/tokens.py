@@ -12,6 +12,7 @@ need it. A text from an untrusted source can therefore contain them; `TokenView.
 """
 
 import functools
+import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -22,13 +23,14 @@ from typing import Any
 import tokenizers
 import torch
 from jaxtyping import Bool, Int
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from interp import artifact
+from interp.chat import Chatting
 from interp.tokenview import Spelling, TokenView, token_views
+
+NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +38,8 @@ class Tokens:
     """A batch of token ids and which of them are real.
 
     Raises:
-        ValueError: ids and mask of different shapes, a row with no real token, or pads between real tokens.
+        ValueError: ids and mask of different shapes, a row with no real token, pads between real tokens, or documents that
+            are not runs of tokens.
     """
 
     ids: Int[Tensor, "batch pos"]
@@ -47,6 +50,9 @@ class Tokens:
     """A beginning-of-text token was put before at least one text (not one that the text itself held)."""
     texts: list[str] | None = None
     """The texts, where the batch was made from texts."""
+    documents: Int[Tensor, "batch pos"] | None = None
+    """Number of the document that each token belongs to, where rows hold several: they do not see each other, and
+    positions begin anew in each. None for one text a row."""
 
     def __post_init__(self) -> None:
         if self.ids.numel() == 0:
@@ -57,6 +63,19 @@ class Tokens:
             raise ValueError("every row needs at least one real token: drop empty texts, or add a BOS")
         if bool((self.last - self.first + 1 != self.lengths).any()):
             raise ValueError("the real tokens of a row must be contiguous: pads stand before or after them")
+        if self.documents is not None:
+            self._check_documents(self.documents)
+
+    def _check_documents(self, documents: Tensor) -> None:
+        if documents.shape != self.ids.shape or documents.is_floating_point():
+            raise ValueError(
+                f"documents must be integers of shape {tuple(self.ids.shape)}, got {tuple(documents.shape)}"
+            )
+        runs = [len(set(row)) == 1 + sum(a != b for a, b in itertools.pairwise(row)) for row in documents.tolist()]
+        if not all(runs):
+            raise ValueError(
+                f"row {runs.index(False)}: a document must be one run of tokens, not come back after another"
+            )
 
     def __len__(self) -> int:
         return self.ids.shape[0]
@@ -78,8 +97,13 @@ class Tokens:
 
     @property
     def positions(self) -> Int[Tensor, "batch pos"]:
-        """Position of each token in its own text, from 0; pads hold 0 before a text, its last position after it."""
-        return (self.mask.cumsum(dim=1) - 1).clamp(min=0)
+        """Position of each token in its own text or document, from 0; pads hold 0 before a text, its last one after it."""
+        places = (self.mask.cumsum(dim=1) - 1).clamp(min=0)
+        if self.documents is None:
+            return places
+        begins = torch.ones_like(self.mask)
+        begins[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
+        return places - (places * begins).cummax(dim=1).values
 
     def row(self, index: int) -> list[int]:
         """The real token ids of one row."""
@@ -87,10 +111,11 @@ class Tokens:
 
     def to(self, device: str | torch.device) -> "Tokens":
         """The same batch on another device."""
-        return Tokens(self.ids.to(device), self.mask.to(device), self.bos_added, self.texts)
+        documents = None if self.documents is None else self.documents.to(device)
+        return Tokens(self.ids.to(device), self.mask.to(device), self.bos_added, self.texts, documents)
 
 
-class Tokenizer:
+class Tokenizer(Chatting):
     """Encodes and decodes with the `tokenizers` backend; immutable by convention.
 
     Args:
@@ -101,6 +126,8 @@ class Tokenizer:
         special_ids: tokens that stand for no text.
         add_bos: the tokenizer's own rule, used where `bos=None`.
         chat_template: Jinja source, None for a model without one.
+        named_tokens: special tokens as chat templates see them, `{"bos_token": "<s>", ...}`; None for those of bos_id,
+            eos_id and pad_id that are given.
         name: for messages and cards.
     """
 
@@ -114,6 +141,7 @@ class Tokenizer:
         special_ids: Sequence[int] | set[int] | frozenset[int] = (),
         add_bos: bool = False,
         chat_template: str | None = None,
+        named_tokens: Mapping[str, str] | None = None,
         name: str = "tokenizer",
     ) -> None:
         if add_bos and bos_id is None:
@@ -127,6 +155,11 @@ class Tokenizer:
         self.special_ids = frozenset(special_ids) | {i for i in (bos_id, eos_id, pad_id) if i is not None}
         self.add_bos = add_bos
         self.chat_template = chat_template
+        given = {"bos_token": bos_id, "eos_token": eos_id, "pad_token": pad_id}
+        own = {
+            key: token for key, i in given.items() if i is not None and (token := backend.id_to_token(i)) is not None
+        }
+        self.named_tokens = dict(own if named_tokens is None else named_tokens)
         self.name = name
 
     # ------------------------------------------------------------------------------------------- from and to disk
@@ -158,13 +191,18 @@ class Tokenizer:
         config = artifact.read_json(config_file) if config_file.is_file() else {}
         template = template_file.read_text("utf-8") if template_file.is_file() else config.get("chat_template")
         return cls(
-            backend, **_rules(backend, config, str(path)), chat_template=_default(template), name=path.parent.name
+            backend,
+            **_rules(backend, config, str(path)),
+            chat_template=_default(template),
+            named_tokens=_named(config),
+            name=path.parent.name,
         )
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write tokenizer.json and tokenizer_config.json, which `from_folder` and transformers read."""
         names = {"bos_token": self.bos_id, "eos_token": self.eos_id, "pad_token": self.pad_id}
-        config: dict[str, Any] = {key: self.backend.id_to_token(i) for key, i in names.items() if i is not None}
+        config: dict[str, Any] = dict(self.named_tokens)
+        config |= {key: self.backend.id_to_token(i) for key, i in names.items() if i is not None}
         config |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         config |= {"chat_template": self.chat_template} if self.chat_template is not None else {}
         backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
@@ -257,7 +295,7 @@ class Tokenizer:
     def to_str_tokens(self, x: str | Sequence[int] | Int[Tensor, "..."], bos: bool | None = None) -> list[str]:
         """Each token decoded alone, for labels; `bos` as in `tokenize` where `x` is a text."""
         ids = self.encode(x, bos) if isinstance(x, str) else _as_list(x)
-        return [self._bytes(i).decode("utf-8", "replace") for i in ids]
+        return [self.token_bytes(i).decode("utf-8", "replace") for i in ids]
 
     def _encode_batch(self, texts: list[str]) -> list[list[int]]:
         for index, text in enumerate(texts):
@@ -273,42 +311,6 @@ class Tokenizer:
         if self.bos_id is None:
             raise ValueError(f"bos=True, but the tokenizer of {self.name} has no BOS token: leave bos out")
         return ids if ids[:1] == [self.bos_id] else [self.bos_id, *ids]
-
-    # ------------------------------------------------------------------------------------------------------- chat
-
-    def apply_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
-        """The text of a conversation by the model's own template, rendered in Jinja's sandbox.
-
-        Args:
-            messages: `{"role": "user" | "assistant" | "system", "content": text}`, in order.
-            add_generation_prompt: end with the opening of the assistant's turn.
-
-        The template sees no clock, so one conversation is always one text. It may begin with the BOS itself, which
-        `tokenize` does not double.
-
-        Raises:
-            ValueError: the model has no template, or the template refuses the messages.
-        """
-        if self.chat_template is None:
-            raise ValueError(f"{self.name} has no chat template: pass plain text instead")
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-
-        def refuse(message: str) -> None:
-            raise TemplateError(message)
-
-        named = {"bos_token": self.bos_id, "eos_token": self.eos_id, "pad_token": self.pad_id}
-        try:
-            return environment.from_string(self.chat_template).render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                raise_exception=refuse,
-                **{key: "" if i is None else self.backend.id_to_token(i) for key, i in named.items()},
-            )
-        except (TemplateError, TypeError, KeyError) as error:
-            raise ValueError(f"the chat template of {self.name} does not take these messages: {error}") from None
 
     # ---------------------------------------------------------------------------------------------------- display
 
@@ -328,7 +330,7 @@ class Tokenizer:
         special = [i in self.special_ids or piece is None for i, piece in zip(sequence, pieces)]
         labels = [f"⟨id {i}⟩" if piece is None else piece for i, piece in zip(sequence, pieces)]
         added = [i in self._added for i in sequence]
-        parts = self._spelling.in_text([self._bytes(i) for i in sequence], added, bos_added)
+        parts = self._spelling.in_text([self.token_bytes(i) for i in sequence], added, bos_added)
         return token_views(sequence, labels, parts, special)
 
     @functools.cached_property
@@ -343,7 +345,7 @@ class Tokenizer:
     def _spelling(self) -> Spelling:
         return Spelling.of(self._spec, self.name)
 
-    def _bytes(self, i: int) -> bytes:
+    def token_bytes(self, i: int) -> bytes:
         """The bytes that one token stands for; none for an id that the vocabulary lacks."""
         if i in self._added:
             return self._added[i].encode()
@@ -394,6 +396,15 @@ def _rules(backend: tokenizers.Tokenizer, config: Mapping[str, Any], where: str)
             "would change every activation: correct its post_processor"
         )
     return {**found, "special_ids": special, "add_bos": add_bos}
+
+
+def _named(config: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens that transformers hands to a chat template by name."""
+    more = config.get("extra_special_tokens")
+    found: dict[str, Any] = {f"{key}_token": config.get(f"{key}_token") for key in NAMED_TOKENS}
+    found |= more if isinstance(more, Mapping) else {}
+    contents = {key: token.get("content") if isinstance(token, Mapping) else token for key, token in found.items()}
+    return {key: content for key, content in contents.items() if content is not None}
 
 
 def _default(template: Any) -> str | None:

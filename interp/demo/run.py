@@ -82,7 +82,7 @@ def _open_books(folder: Path, model: HookedTransformer, fingerprint: str, spec: 
     cfg = model.cfg
     about = {
         "name": cfg.name, "note": model.note, "fingerprint": fingerprint, "n_layers": cfg.n_layers, "n_heads": cfg.n_heads,
-        "d_model": cfg.d_model, "d_vocab": cfg.d_vocab, "n_params": cfg.n_params, "loads_as": spec.model,
+        "d_model": cfg.d_model, "d_vocab": cfg.d_vocab, "n_params": model.n_params, "loads_as": spec.model,
     }  # fmt: skip
     path = folder / "demo.json"
     old = artifact.read_json(path) if path.is_file() else {}

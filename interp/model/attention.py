@@ -1,9 +1,9 @@
-"""Causal self-attention: multi-head, grouped-query or multi-query, fused unless somebody looks inside.
+"""Self-attention: multi-head, grouped-query or multi-query, fused unless somebody looks inside.
 
-Steps: project to q, k, v; rotate q and k; mix the values by softmax(q k / sqrt(d_head)); project back. PyTorch's fused
-kernel does the mixing. When a hook sits on the scores, the pattern or the per-head results, the explicit value is
-computed beside it; only if the hook changed it does the explicit value replace the fused one, so looking never moves
-the logits.
+Steps: project to q, k, v; norm q and k where the model does; rotate them; mix the values by softmax(q k * scale), with
+ALiBi's bias or a soft-cap on the scores where the model has them; project back. A fused kernel does the mixing. When a
+hook sits on the scores, the pattern or the per-head results, the explicit value is computed beside it; only if the hook
+changed it does the explicit value replace the fused one, so looking never moves the logits.
 """
 
 from dataclasses import dataclass
@@ -11,50 +11,87 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from interp.hooks import HookPoint, RunState
 from interp.model.cache import KVCache
 from interp.model.config import ModelConfig
+from interp.model.kernels import fused_attention
 from interp.model.linear import Linear
 from interp.model.mask import masked_softmax
+from interp.model.norm import Norm
 from interp.model.position import rotate
 
 
 @dataclass(frozen=True)
-class PassInputs:
-    """What every block of one forward pass shares."""
+class Angles:
+    """Cosines and sines of one side of the scores."""
 
-    cos: Float[Tensor, "rope_batch pos 1 d_head"] | None
-    """Rotary cosines, None without rotary positions."""
-    sin: Float[Tensor, "rope_batch pos 1 d_head"] | None
-    """Rotary sines."""
+    cos: Float[Tensor, "rope_batch pos 1 rotary"]
+    sin: Float[Tensor, "rope_batch pos 1 rotary"]
+    pairing: str
+
+    def __call__(self, x: Float[Tensor, "batch pos head d_head"]) -> Float[Tensor, "batch pos head d_head"]:
+        return rotate(x, self.cos, self.sin, self.pairing)
+
+
+@dataclass(frozen=True)
+class PassInputs:
+    """What all layers of one kind (with or without a window) share in one forward pass."""
+
+    angles: Angles | None
+    """Rotation of the new queries and keys, None without rotary positions."""
     mask: Bool[Tensor, "batch 1 query key"] | None
-    """Who may attend to whom; None means plain causal attention without padding, or one query that sees all keys."""
+    """Who may attend to whom; None means plain causal attention without padding, or that every query sees all keys."""
     causal: bool
     """With mask None: whether the causal triangle still has to be cut."""
-    kv: KVCache | None
+    bias: Float[Tensor, "batch head 1 key"] | None = None
+    """ALiBi's bias on the scores."""
+    kv: KVCache | None = None
     """Keys and values of earlier tokens."""
+
+
+@dataclass(frozen=True)
+class SplitInputs:
+    """Normed streams of their own for each head's queries, keys and values, where a hook made them differ."""
+
+    q: Float[Tensor, "batch pos head d_model"] | None = None
+    k: Float[Tensor, "batch pos kv_head d_model"] | None = None
+    v: Float[Tensor, "batch pos kv_head d_model"] | None = None
 
 
 class Attention(nn.Module):
     """Self-attention of one block with TransformerLens' sites. k and v keep their kv_head axis."""
 
+    q_norm: Norm | None
+    k_norm: Norm | None
+
     def __init__(self, cfg: ModelConfig, layer: int, run: RunState, dtype: torch.dtype) -> None:
         super().__init__()
         self.layer, self.n_heads, self.kv_heads, self.d_head = layer, cfg.n_heads, cfg.kv_heads, cfg.d_head
-        self.scaling = cfg.d_head**-0.5
+        self.d_value, self.scaling, self.softcap = cfg.d_value, cfg.scaling, cfg.attn_softcap
+        self.alibi_scaled, self.dropout = cfg.alibi_scaled, cfg.attention_dropout
+        self.window = cfg.window if cfg.has_window(layer) else None
         self.rotary = cfg.positional == "rope"
-        self.q = Linear(cfg.d_model, cfg.n_heads * cfg.d_head, cfg.qkv_bias, dtype)
-        self.k = Linear(cfg.d_model, cfg.kv_heads * cfg.d_head, cfg.qkv_bias, dtype)
-        self.v = Linear(cfg.d_model, cfg.kv_heads * cfg.d_head, cfg.qkv_bias, dtype)
-        self.o = Linear(cfg.n_heads * cfg.d_head, cfg.d_model, cfg.out_bias, dtype)
+        self._add_weights(cfg, dtype)
+        self.o = Linear(cfg.n_heads * cfg.d_value, cfg.d_model, cfg.out_bias, dtype)
         names = ("q", "k", "v", "rot_q", "rot_k", "attn_scores", "pattern", "z", "result")
         point = {name: HookPoint(f"blocks.{layer}.attn.hook_{name}", run) for name in names}
         self.hook_q, self.hook_k, self.hook_v = point["q"], point["k"], point["v"]
         self.hook_rot_q, self.hook_rot_k = point["rot_q"], point["rot_k"]
         self.hook_attn_scores, self.hook_pattern = point["attn_scores"], point["pattern"]
         self.hook_z, self.hook_result = point["z"], point["result"]
+
+    def _add_weights(self, cfg: ModelConfig, dtype: torch.dtype) -> None:
+        self.q = Linear(cfg.d_model, cfg.n_heads * cfg.d_head, cfg.qkv_bias, dtype)
+        self.k = Linear(cfg.d_model, cfg.kv_heads * cfg.d_head, cfg.qkv_bias, dtype)
+        self.v = Linear(cfg.d_model, cfg.kv_heads * cfg.d_head, cfg.qkv_bias, dtype)
+        self.norm_by_head = cfg.qk_norm == "head"
+
+        def norm(heads: int) -> Norm | None:
+            width = cfg.d_head if self.norm_by_head else heads * cfg.d_head
+            return None if cfg.qk_norm == "none" else Norm(width, "rms", cfg.norm_eps, dtype, offset=cfg.norm_offset)
+
+        self.q_norm, self.k_norm = norm(cfg.n_heads), norm(cfg.kv_heads)
 
     def points(self) -> list[HookPoint]:
         """The sites in the order of computation."""
@@ -66,19 +103,10 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "batch pos d_model"],
         shared: PassInputs,
-        split: "SplitInputs | None" = None,
+        split: SplitInputs | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        """The normed stream -> what attention adds to the stream (before `hook_attn_out`)."""
-        split = split or SplitInputs()
-        q = self.hook_q(self._project(self.q, x, split.q, self.n_heads))
-        k = self.hook_k(self._project(self.k, x, split.k, self.kv_heads))
-        v = self.hook_v(self._project(self.v, x, split.v, self.kv_heads))
-        if shared.cos is not None and shared.sin is not None:
-            q = self.hook_rot_q(rotate(q, shared.cos, shared.sin))
-            k = self.hook_rot_k(rotate(k, shared.cos, shared.sin))
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if shared.kv is not None:
-            k, v = shared.kv.append(self.layer, k, v)
+        """The normed stream -> what attention adds to the stream (before the post norm and `hook_attn_out`)."""
+        q, k, v = self._queries_keys_values(x, shared, split or SplitInputs())
         z = self.hook_z(self._mix(q, k, v, shared).transpose(1, 2))
         out = self.o(z.flatten(2))
         if self.hook_result.handles:
@@ -86,6 +114,26 @@ class Attention(nn.Module):
             if result is not None:
                 out = result.sum(2) if self.o.bias is None else result.sum(2) + self.o.bias
         return out
+
+    def _queries_keys_values(
+        self, x: Float[Tensor, "batch pos d_model"], shared: PassInputs, split: SplitInputs
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q [batch head query d_head], and k and v [batch kv_head key d] of all keys that the queries may see."""
+        q = self.hook_q(self._project(self.q, x, split.q, self.n_heads))
+        k = self.hook_k(self._project(self.k, x, split.k, self.kv_heads))
+        v = self.hook_v(self._project(self.v, x, split.v, self.kv_heads)).transpose(1, 2)
+        q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
+        if shared.angles is None:
+            k = k.transpose(1, 2)
+            return q.transpose(1, 2), *(shared.kv.append(self.layer, k, v) if shared.kv is not None else (k, v))
+        q = self.hook_rot_q(shared.angles(q)).transpose(1, 2)
+        k = self.hook_rot_k(shared.angles(k)).transpose(1, 2)
+        return q, *(shared.kv.append(self.layer, k, v) if shared.kv is not None else (k, v))
+
+    def _normed(self, x: Float[Tensor, "batch pos head d_head"], norm: Norm | None) -> Tensor:
+        if norm is None:
+            return x
+        return norm(x) if self.norm_by_head else norm(x.flatten(2)).view(x.shape)
 
     def _project(
         self,
@@ -103,23 +151,28 @@ class Attention(nn.Module):
         self,
         q: Float[Tensor, "batch head query d_head"],
         k: Float[Tensor, "batch kv_head key d_head"],
-        v: Float[Tensor, "batch kv_head key d_head"],
+        v: Float[Tensor, "batch kv_head key d_v"],
         shared: PassInputs,
-    ) -> Float[Tensor, "batch head query d_head"]:
-        grouped = self.kv_heads != self.n_heads
-        fused = scaled_dot_product_attention(
-            q, k, v, attn_mask=shared.mask, is_causal=shared.causal, scale=self.scaling, enable_gqa=grouped
-        )
-        if not (self.hook_attn_scores.handles or self.hook_pattern.handles):
+    ) -> Float[Tensor, "batch head query d_v"]:
+        dropout = self.dropout if self.training else 0.0
+        looked_at = bool(self.hook_attn_scores.handles or self.hook_pattern.handles)
+        fused = None
+        if not dropout or not looked_at:
+            bias = None if shared.bias is None else shared.bias * (self.scaling if self.alibi_scaled else 1.0)
+            fused = fused_attention(
+                q, k, v, mask=shared.mask, causal=shared.causal, bias=bias, scale=self.scaling, softcap=self.softcap,
+                window=self.window, dropout=dropout,
+            )  # fmt: skip
+        if fused is not None and not looked_at:
             return fused
         scores = self.scores(q, k, shared)
         edited_scores = self.hook_attn_scores.edited(scores) if self.hook_attn_scores.handles else None
         pattern = masked_softmax(scores if edited_scores is None else edited_scores)
         edited = self.hook_pattern.edited(pattern) if self.hook_pattern.handles else None
-        if edited is None and edited_scores is None:
+        if fused is not None and edited is None and edited_scores is None:
             return fused
-        values = v.repeat_interleave(self.n_heads // self.kv_heads, dim=1) if grouped else v
-        return (pattern if edited is None else edited) @ values
+        pattern = nn.functional.dropout(pattern if edited is None else edited, dropout, training=self.training)
+        return pattern @ self._for_queries(v)
 
     def scores(
         self,
@@ -127,15 +180,25 @@ class Attention(nn.Module):
         k: Float[Tensor, "batch kv_head key d_head"],
         shared: PassInputs,
     ) -> Float[Tensor, "batch head query key"]:
-        """Scaled scores with -inf where a query may not look."""
-        keys = k.repeat_interleave(self.n_heads // self.kv_heads, dim=1) if self.kv_heads != self.n_heads else k
-        scores = q @ keys.transpose(-1, -2) * self.scaling
+        """Scores as the softmax reads them: scaled, biased, capped, and -inf where a query may not look."""
+        scores = q @ self._for_queries(k).transpose(-1, -2)
+        if shared.bias is not None and self.alibi_scaled:
+            scores = scores + shared.bias
+        scores = scores * self.scaling
+        if shared.bias is not None and not self.alibi_scaled:
+            scores = scores + shared.bias
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
         if shared.mask is not None:
             return scores.masked_fill(~shared.mask, -torch.inf)
         if shared.causal:
             future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
             return scores.masked_fill(future, -torch.inf)
         return scores
+
+    def _for_queries(self, x: Float[Tensor, "batch kv_head key d"]) -> Float[Tensor, "batch head key d"]:
+        """Keys or values repeated for the query heads that share them."""
+        return x if self.kv_heads == self.n_heads else x.repeat_interleave(self.n_heads // self.kv_heads, dim=1)
 
     @property
     def W_Q(self) -> Float[Tensor, "head d_model d_head"]:
@@ -153,15 +216,6 @@ class Attention(nn.Module):
         return self.v.weight.unflatten(0, (self.kv_heads, self.d_head)).transpose(1, 2)
 
     @property
-    def W_O(self) -> Float[Tensor, "head d_head d_model"]:
+    def W_O(self) -> Float[Tensor, "head d_v d_model"]:
         """Output weights by head, a view that writes through."""
-        return self.o.weight.T.unflatten(0, (self.n_heads, self.d_head))
-
-
-@dataclass(frozen=True)
-class SplitInputs:
-    """Normed streams of their own for each head's queries, keys and values, where a hook made them differ."""
-
-    q: Float[Tensor, "batch pos head d_model"] | None = None
-    k: Float[Tensor, "batch pos kv_head d_model"] | None = None
-    v: Float[Tensor, "batch pos kv_head d_model"] | None = None
+        return self.o.weight.T.unflatten(0, (self.n_heads, self.d_value))

@@ -1,6 +1,8 @@
 """Linear and Embedding: parameters in the checkpoint's layout, allocated but not touched until weights are assigned or
 initialised."""
 
+from typing import Any, TypeGuard
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -41,15 +43,25 @@ class Embedding(nn.Module):
 
 @torch.no_grad()
 def init_weights(model: nn.Module, seed: int) -> None:
-    """GPT-2's initialisation: N(0, 0.02), output projections by 1/sqrt(2 n_layers) less, gains 1, biases 0."""
+    """GPT-2's initialisation: N(0, 0.02), output projections by 1/sqrt(2 n_layers) less, gains 1, biases 0.
+
+    A gain that is stored as its offset from 1 becomes 0.
+    """
     generator = torch.Generator().manual_seed(seed)
     names = dict(model.named_parameters())
+    offset = {
+        f"{name}.weight": 0.0 if module.offset else 1.0 for name, module in model.named_modules() if _is_norm(module)
+    }
     n_layers = 1 + max((int(name.split(".")[1]) for name in names if name.startswith("blocks.")), default=0)
     for name, weight in names.items():
         if name.endswith("bias"):
             weight.zero_()
-        elif ".ln" in name or name.startswith("ln_final"):
-            weight.fill_(1.0)
+        elif name in offset:
+            weight.fill_(offset[name])
         else:
-            std = 0.02 / (2 * n_layers) ** 0.5 if name.endswith(("o.weight", "down.weight")) else 0.02
+            std = 0.02 / (2 * n_layers) ** 0.5 if name.endswith((".o.weight", ".down.weight")) else 0.02
             weight.copy_(torch.randn(weight.shape, generator=generator) * std)
+
+
+def _is_norm(module: nn.Module) -> TypeGuard[Any]:
+    return hasattr(module, "offset") and hasattr(module, "centred")

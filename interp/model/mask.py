@@ -1,19 +1,43 @@
 """One place that says who may attend to whom.
 
-A query attends to a key if the key is a real token and stands at its own place or before. A query that may attend to
-nothing (a pad) gets a row of zeros, never NaN.
+A query attends to a key if every rule allows it: the key is a real token; it stands at the query's position or before
+(in a causal model); it is at most a window back; it belongs to the same document. Rules are joined by AND before the one
+softmax. A query that may attend to nothing (a pad) gets a row of zeros, never NaN.
 """
 
+from dataclasses import dataclass
+
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
-def attention_mask(key_mask: Bool[Tensor, "batch key"], n_queries: int) -> Bool[Tensor, "batch 1 query key"]:
-    """True where a query may attend to a key; the queries are the last `n_queries` places of the keys."""
-    n_keys = key_mask.shape[1]
-    causal = torch.ones(n_queries, n_keys, dtype=torch.bool, device=key_mask.device).tril(n_keys - n_queries)
-    return (causal & key_mask[:, None, :])[:, None]
+@dataclass(frozen=True)
+class Places:
+    """Where the tokens of one side, queries or keys, stand."""
+
+    positions: Int[Tensor, "batch pos"]
+    """Absolute positions in their text."""
+    real: Bool[Tensor, "batch pos"]
+    """True for real tokens."""
+    documents: Int[Tensor, "batch pos"] | None = None
+    """Which document of a packed row each token belongs to; None for one a row."""
+
+
+def attention_mask(
+    queries: Places, keys: Places, *, causal: bool = True, window: int | None = None
+) -> Bool[Tensor, "batch 1 query key"]:
+    """True where a query may attend to a key."""
+    allowed = queries.real[:, :, None] & keys.real[:, None, :]
+    if causal or window is not None:
+        back = queries.positions[:, :, None] - keys.positions[:, None, :]
+        if causal:
+            allowed = allowed & (back >= 0)
+        if window is not None:
+            allowed = allowed & (back < window)
+    if queries.documents is not None and keys.documents is not None:
+        allowed = allowed & (queries.documents[:, :, None] == keys.documents[:, None, :])
+    return allowed[:, None]
 
 
 def masked_softmax(

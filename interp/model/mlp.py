@@ -20,17 +20,29 @@ ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class MLP(nn.Module):
-    """MLP of one block. `hook_pre` is the gate in a gated MLP, and `hook_post` what the output projection reads."""
+class FeedForward(nn.Module):
+    """The weights of a feed-forward layer, without sites: one expert of many."""
 
     gate: Linear | None
 
-    def __init__(self, cfg: ModelConfig, layer: int, run: RunState, dtype: torch.dtype) -> None:
+    def __init__(self, cfg: ModelConfig, width: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.gate = Linear(cfg.d_model, cfg.d_mlp, cfg.mlp_bias, dtype) if cfg.gated_mlp else None
-        self.up = Linear(cfg.d_model, cfg.d_mlp, cfg.mlp_bias, dtype)
-        self.down = Linear(cfg.d_mlp, cfg.d_model, cfg.mlp_bias, dtype)
+        self.gate = Linear(cfg.d_model, width, cfg.mlp_bias, dtype) if cfg.gated_mlp else None
+        self.up = Linear(cfg.d_model, width, cfg.mlp_bias, dtype)
+        self.down = Linear(width, cfg.d_model, cfg.mlp_bias, dtype)
         self.act = ACTIVATION[cfg.act_fn]
+
+    def forward(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+        if self.gate is None:
+            return self.down(self.act(self.up(x)))
+        return self.down(self.act(self.gate(x)) * self.up(x))
+
+
+class MLP(FeedForward):
+    """MLP of one block. `hook_pre` is the gate in a gated MLP, and `hook_post` what the output projection reads."""
+
+    def __init__(self, cfg: ModelConfig, layer: int, run: RunState, dtype: torch.dtype) -> None:
+        super().__init__(cfg, cfg.d_mlp, dtype)
         self.hook_pre = HookPoint(f"blocks.{layer}.mlp.hook_pre", run)
         self.hook_pre_linear = HookPoint(f"blocks.{layer}.mlp.hook_pre_linear", run)
         self.hook_post = HookPoint(f"blocks.{layer}.mlp.hook_post", run)

@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from interp.hooks import HookPoint, RunState
-from interp.model.config import ModelConfig
 from interp.model.linear import blank
 
 
@@ -18,56 +17,81 @@ def accumulate(x: Tensor) -> Tensor:
 
 
 class Norm(nn.Module):
-    """x -> (x - mean?) / scale * weight (+ bias). RMSNorm leaves the mean in and has no bias."""
+    """x -> (x - mean?) / scale * gain (+ bias). RMSNorm leaves the mean in and has no bias.
+
+    Args:
+        width: size of the last axis.
+        kind: `rms`, `layer`, or `none`, which returns its input and has neither weights nor sites.
+        eps: added to the variance.
+        dtype: of the weights.
+        offset: the gain is 1 + weight.
+        name: prefix of the sites; None for a norm without sites.
+        run: state of the pass, needed with a name.
+    """
 
     bias: nn.Parameter | None
+    weight: nn.Parameter | None
 
-    def __init__(self, cfg: ModelConfig, name: str, run: RunState, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        width: int,
+        kind: str,
+        eps: float,
+        dtype: torch.dtype,
+        *,
+        offset: bool = False,
+        name: str | None = None,
+        run: RunState | None = None,
+    ) -> None:
         super().__init__()
-        self.eps = cfg.norm_eps
-        self.centred = cfg.norm == "layer"
-        self.weight = blank(cfg.d_model, dtype=dtype)
-        if self.centred:
-            self.bias = blank(cfg.d_model, dtype=dtype)
-        else:
-            self.register_parameter("bias", None)
-        self.hook_scale = HookPoint(f"{name}.hook_scale", run)
-        self.hook_normalized = HookPoint(f"{name}.hook_normalized", run)
+        self.kind, self.eps, self.offset = kind, eps, offset
+        self.centred = kind == "layer"
+        self.register_parameter("weight", None if kind == "none" else blank(width, dtype=dtype))
+        self.register_parameter("bias", blank(width, dtype=dtype) if self.centred else None)
+        self.hook_scale = self.hook_normalized = None
+        if name is not None and run is not None and kind != "none":
+            self.hook_scale = HookPoint(f"{name}.hook_scale", run)
+            self.hook_normalized = HookPoint(f"{name}.hook_normalized", run)
 
     def points(self) -> list[HookPoint]:
         """The sites in the order of computation."""
-        return [self.hook_scale, self.hook_normalized]
+        return [point for point in (self.hook_scale, self.hook_normalized) if point is not None]
 
-    def forward(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+    def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
+        if self.hook_normalized is None:
+            return self.silent(x)
         return self.gain(self.hook_normalized(self.normalize(x)))
 
-    def normalize(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+    def normalize(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
         """x divided by its scale, centred first in a LayerNorm; fires `hook_scale`."""
-        wide = accumulate(x)
-        if self.centred:
-            wide = wide - wide.mean(-1, keepdim=True)
-        variance = wide.pow(2).mean(-1, keepdim=True) + self.eps
-        if self.hook_scale.handles:
+        wide, variance = self._moments(x)
+        if self.hook_scale is not None and self.hook_scale.handles:
             scale = self.hook_scale.edited(variance.sqrt())
             if scale is not None:
                 return (wide / scale).to(x.dtype)
         return (wide * torch.rsqrt(variance)).to(x.dtype)
 
-    def scale(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows 1"]:
+    def scale(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows 1"]:
         """What the norm divides this x by; fires nothing."""
-        wide = accumulate(x)
-        if self.centred:
-            wide = wide - wide.mean(-1, keepdim=True)
-        return (wide.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
+        return self._moments(x)[1].sqrt()
 
-    def gain(self, normalized: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
-        """normalised value times weight, plus bias."""
-        scaled = normalized * self.weight
+    def gain(self, normalized: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
+        """normalised value times gain, plus bias."""
+        if self.weight is None:
+            return normalized
+        scaled = normalized * (1.0 + self.weight if self.offset else self.weight)
         return scaled if self.bias is None else scaled + self.bias
 
-    def silent(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_model"]:
+    def silent(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
         """The norm without its sites, for a lens that must not fire hooks."""
+        if self.kind == "none":
+            return x
+        wide, variance = self._moments(x)
+        return self.gain((wide * torch.rsqrt(variance)).to(x.dtype))
+
+    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(x, centred in a LayerNorm; its mean square plus eps), in at least fp32."""
         wide = accumulate(x)
         if self.centred:
             wide = wide - wide.mean(-1, keepdim=True)
-        return self.gain((wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype))
+        return wide, wide.pow(2).mean(-1, keepdim=True) + self.eps

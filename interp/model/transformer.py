@@ -5,6 +5,7 @@ shapes stand in `interp/sites.py`. Weights are raw: logits equal the checkpoint'
 blocks (`hooks`, `intervene`), which put it back on the way out.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
@@ -12,23 +13,18 @@ from typing import Any, Protocol, runtime_checkable
 import pandas as pd
 import torch
 import xxhash
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp import artifact, sites
-from interp.hooks import HookPoint, Request, RunState, attached
+from interp.hooks import Request, attached
 from interp.model.activations import ActivationCache
-from interp.model.attention import PassInputs
-from interp.model.block import Block
-from interp.model.cache import KVCache
 from interp.model.config import ModelConfig
-from interp.model.generate import Generation, Sampling, generate_loop, result
-from interp.model.inputs import Logits, left_padded, refuse_not_finite, tokens_from_ids
-from interp.model.linear import Embedding, init_weights
-from interp.model.mask import attention_mask
-from interp.model.named_weights import NamedWeights
-from interp.model.norm import Norm
-from interp.model.position import rope_angles, rope_frequencies
+from interp.model.generation import Generating
+from interp.model.inputs import Logits, refuse_not_finite, tokens_from_ids
+from interp.model.linear import init_weights
+from interp.model.moe import balance_loss
+from interp.model.processed import processed
+from interp.model.site_table import missing_table, site_table, why_missing
 from interp.tokens import Tokenizer, Tokens
 
 
@@ -41,8 +37,8 @@ class Intervention(Protocol):
         ...
 
 
-class HookedTransformer(NamedWeights):
-    """A decoder-only transformer with named sites. See `interp.load` for pretrained weights.
+class HookedTransformer(Generating):
+    """A transformer with named sites. See `interp.load` for pretrained weights.
 
     Args:
         cfg: the architecture.
@@ -52,9 +48,6 @@ class HookedTransformer(NamedWeights):
         dtype: of the parameters.
     """
 
-    unembed: Embedding | None
-    pos_embed: Embedding | None
-
     def __init__(
         self,
         cfg: ModelConfig,
@@ -63,20 +56,9 @@ class HookedTransformer(NamedWeights):
         seed: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__()
-        self.cfg, self.tokenizer, self.note = cfg, tokenizer, ""
-        self.run = RunState()
-        self.embed = Embedding(cfg.d_vocab, cfg.d_model, dtype)
-        self.pos_embed = Embedding(cfg.n_ctx, cfg.d_model, dtype) if cfg.positional == "learned" else None
-        self.blocks = nn.ModuleList(Block(cfg, layer, self.run, dtype) for layer in range(cfg.n_layers))
-        self.ln_final = Norm(cfg, "ln_final", self.run, dtype)
-        self.unembed = None if cfg.tie_embeddings else Embedding(cfg.d_vocab, cfg.d_model, dtype)
-        self.frequencies = rope_frequencies(cfg) if cfg.positional == "rope" else None
-        self.hook_embed = HookPoint("hook_embed", self.run)
-        self.hook_pos_embed = HookPoint("hook_pos_embed", self.run)
-        embeds = [self.hook_embed, *([self.hook_pos_embed] if self.pos_embed is not None else [])]
-        inner = [point for block in self.iter_blocks() for point in block.points()]
-        self.hook_dict = {point.name: point for point in (*embeds, *inner, *self.ln_final.points())}
+        super().__init__(cfg, dtype)
+        self.tokenizer, self.note = tokenizer, ""
+        self.hook_dict = {point.name: point for point in self.points()}
         """Every HookPoint by full name, in the order of computation."""
         if seed is not None:
             init_weights(self, seed)
@@ -115,65 +97,128 @@ class HookedTransformer(NamedWeights):
     # Running ------------------------------------------------------------------------------------------------------
 
     def forward(
-        self, x: Any, *, stop_at_layer: int | None = None, prompt_len: int | Sequence[int] | None = None
+        self,
+        x: Any,
+        *,
+        stop_at_layer: int | None = None,
+        start_at_layer: int | None = None,
+        tokens: Tokens | None = None,
+        prompt_len: int | Sequence[int] | None = None,
     ) -> Tensor:
         """Logits [batch pos d_vocab] of a text, texts, ids or Tokens.
 
         Args:
             x: what `tokenize` takes. Texts of unequal length are padded on the right; `.last` of the result gives
-                each text's last real row.
+                each text's last real row. With start_at_layer: the stream [batch pos d_model] into that block.
             stop_at_layer: run blocks 0 to stop_at_layer - 1 only and return the stream [batch pos d_model].
                 Negative counts from the end.
+            start_at_layer: begin at this block, with x as its input. Negative counts from the end.
+            tokens: with start_at_layer, the tokens that the stream belongs to, for mask and positions; None means one
+                whole text a row.
             prompt_len: real tokens of the prompt, for interventions with `where="prompt"` or `"generated"`.
+
+        Raises:
+            ValueError: what cannot be tokenized, a layer that does not exist, or a stream of the wrong shape.
         """
-        tokens = self.tokenize(x)
-        stop = self._stop(stop_at_layer)
+        stop, start = self._stop(stop_at_layer), 0
+        resid = None
+        if start_at_layer is None:
+            if tokens is not None:
+                raise ValueError("tokens= goes with start_at_layer=, where x is a stream; pass the tokens as x")
+            tokens = self.tokenize(x)
+        else:
+            start = self._start(start_at_layer, stop)
+            resid, tokens = self._given_stream(x, tokens)
         self._begin(tokens, "forward", 0, self._prompt_len(prompt_len, tokens))
-        resid = self._stream(tokens, stop, None)
+        resid = self._stream(tokens, stop, None, resid, start)
         if stop is not None:
-            self._end(stop)
+            self._end(stop, start)
             return resid
         refuse_not_finite(resid, tokens)
         logits = self._head(resid).as_subclass(Logits)
         logits.tokens = tokens
-        self._end(None)
+        self._end(None, start)
         return logits
+
+    def _start(self, start_at_layer: int, stop: int | None) -> int:
+        start = self._stop(start_at_layer)
+        assert start is not None
+        if stop is not None and start > stop:
+            raise ValueError(f"start_at_layer={start_at_layer} lies after stop_at_layer={stop}: nothing would run")
+        return start
+
+    def _given_stream(self, x: Any, tokens: Tokens | None) -> tuple[Tensor, Tokens]:
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim != 3 or x.shape[2] != self.cfg.d_model:
+            got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"start_at_layer needs a stream [batch pos {self.cfg.d_model}] as x, got {got}")
+        x = x.to(self.device, self.dtype)
+        if tokens is None:
+            ids = torch.zeros(x.shape[:2], dtype=torch.long, device=self.device)
+            tokens = Tokens(ids, torch.ones_like(ids, dtype=torch.bool))
+        if tokens.ids.shape != x.shape[:2]:
+            raise ValueError(f"tokens {tuple(tokens.ids.shape)} do not fit a stream {tuple(x.shape)}")
+        return x, tokens.to(self.device)
 
     def run_with_cache(
         self,
         x: Any,
         sites: Any = None,
         *,
-        stop_at_layer: int | None = None,
-        prompt_len: int | Sequence[int] | None = None,
+        names_filter: Any = None,
+        remove_batch_dim: bool = False,
+        **options: Any,
     ) -> tuple[Tensor | None, ActivationCache]:
         """(logits, what was recorded). Gradients follow the caller: nothing is detached.
 
         Args:
-            x: what `tokenize` takes.
+            x: what `forward` takes.
             sites: names, shorthand or patterns; None for every site that is not large (`model.sites()` says which).
-            stop_at_layer: as in `forward`; logits are then None.
-            prompt_len: as in `forward`.
+            names_filter: TransformerLens' word for `sites`: a name, names, or fn(name) -> bool.
+            remove_batch_dim: leave the axis of size 1 out of the cached values.
+            options: as in `forward`. With stop_at_layer the logits are None.
 
         Raises:
-            ValueError: an unknown site, or one that lies beyond stop_at_layer.
+            ValueError: an unknown site, or one that lies beyond stop_at_layer or before start_at_layer.
         """
-        stop = self._stop(stop_at_layer)
-        reached = [name for name in self.hook_dict if _before(name, stop)]
-        names = self.default_sites() if sites is None else self.expand_sites(sites)
+        if names_filter is not None and sites is not None:
+            raise ValueError("sites and names_filter mean the same: give one of them")
+        stop = self._stop(options.get("stop_at_layer"))
+        start = self._stop(options.get("start_at_layer")) or 0
+        reached = [name for name in self.hook_dict if _before(name, stop) and _after(name, start, options)]
+        names, chosen = self._names(sites, names_filter)
         beyond = [name for name in names if name not in set(reached)]
-        if beyond and sites is not None:
-            raise ValueError(f"{beyond[0]} lies beyond stop_at_layer={stop_at_layer}: it is never computed")
+        if beyond and chosen:
+            where = (
+                f"beyond stop_at_layer={stop}"
+                if _after(beyond[0], start, options)
+                else f"before start_at_layer={start}"
+            )
+            raise ValueError(f"{beyond[0]} lies {where}: it is never computed")
         values: dict[str, Tensor] = {}
         readers: list[tuple[str, Callable[..., Any], str]] = [
             (name, lambda value, ctx: values.__setitem__(ctx.name, value), "read")
             for name in names
             if name not in beyond
         ]
-        tokens = self.tokenize(x)
+        if "start_at_layer" not in options or options["start_at_layer"] is None:
+            x = tokens = self.tokenize(x)
+        else:
+            x, tokens = self._given_stream(x, options.pop("tokens", None))
+            options["tokens"] = tokens
         with attached(self.hook_dict, Request(readers), self.run):
-            out = self(tokens, stop_at_layer=stop_at_layer, prompt_len=prompt_len)
-        return (out if stop is None else None), ActivationCache(values, tokens, self.site_names)
+            out = self(x, **options)
+        cache = ActivationCache(values, tokens, self.site_names, self)
+        return (out if stop is None else None), cache.remove_batch_dim() if remove_batch_dim else cache
+
+    def _names(self, wanted: Any, names_filter: Any) -> tuple[list[str], bool]:
+        """(full names to record, whether the caller named them)."""
+        if callable(names_filter):
+            names = [name for name in self.hook_dict if names_filter(name)]
+            if not names:
+                raise ValueError("names_filter selects no site of this model; model.sites() lists them")
+            return names, False
+        wanted = names_filter if wanted is None else wanted
+        return (self.default_sites(), False) if wanted is None else (self.expand_sites(wanted), True)
 
     @contextmanager
     def hooks(
@@ -181,27 +226,74 @@ class HookedTransformer(NamedWeights):
         hooks: Mapping[Any, Callable[..., Any]] | None = None,
         *,
         fwd_hooks: Iterable[tuple[Any, Callable[..., Any]]] = (),
+        bwd_hooks: Iterable[tuple[Any, Callable[..., Any]]] = (),
     ) -> Iterator["HookedTransformer"]:
         """Attach functions for the length of the block.
 
         Args:
             hooks: site -> fn(value, ctx), which returns the new value, or None to keep it (it may edit in place).
             fwd_hooks: TransformerLens-style (site name or predicate, fn(value, hook=HookPoint)).
+            bwd_hooks: (site name or predicate, fn(gradient, hook=HookPoint)), called in the backward pass of what ran
+                inside the block, with the new gradient or None as result. The weights may stay frozen.
 
         Raises:
             ValueError: an unknown site (at once); a function that never fired (on the way out, if a pass ran).
         """
-        native = Request.native(hooks or {}, self.site_names)
-        lens = Request.lens(fwd_hooks, self.site_names)
-        with attached(self.hook_dict, Request(native.entries + lens.entries), self.run):
+        native = Request.native(hooks or {}, self.expand_sites)
+        lens = Request.lens(fwd_hooks, self.expand_sites)
+        backward = Request.lens(bwd_hooks, self.expand_sites, "grad")
+        with attached(self.hook_dict, Request(native.entries + lens.entries + backward.entries), self.run):
             yield self
 
     def run_with_hooks(
-        self, x: Any, fwd_hooks: Iterable[tuple[Any, Callable[..., Any]]] = (), **options: Any
+        self,
+        x: Any,
+        fwd_hooks: Iterable[tuple[Any, Callable[..., Any]]] = (),
+        bwd_hooks: Iterable[tuple[Any, Callable[..., Any]]] = (),
+        **options: Any,
     ) -> Tensor:
         """One forward pass with TransformerLens-style hooks; `options` go to `forward`."""
-        with self.hooks(fwd_hooks=fwd_hooks):
+        with self.hooks(fwd_hooks=fwd_hooks, bwd_hooks=bwd_hooks):
             return self(x, **options)
+
+    def grad(
+        self, metric: Callable[[Tensor], Tensor], x: Any, sites: Any, **options: Any
+    ) -> tuple[Tensor, ActivationCache]:
+        """The gradient of one number at the sites: how it would change if a value there did.
+
+        Args:
+            metric: logits [batch pos d_vocab] -> a number, for example `lambda logits: logits[0, -1, 7]`.
+            x: what `forward` takes.
+            sites: names, shorthand or patterns. The gradient at a place that the number does not depend on is zero.
+            options: as in `forward`.
+
+        Returns:
+            The number, detached, and the gradients by site in an ActivationCache. The weights' own gradients are left as
+            they are.
+
+        Raises:
+            ValueError: an unknown site, a site without a gradient (expert indices), or a metric that is no single number
+                made from the logits.
+        """
+        values: dict[str, Tensor] = {}
+        names = self.expand_sites(sites)
+        readers: list[tuple[str, Callable[..., Any], str]] = [
+            (name, lambda value, ctx: values.__setitem__(ctx.name, value), "keep") for name in names
+        ]
+        with torch.enable_grad(), attached(self.hook_dict, Request(readers), self.run):
+            logits = self(x, **options)
+            number = metric(logits)
+            if not isinstance(number, Tensor) or number.numel() != 1 or not number.requires_grad:
+                raise ValueError(
+                    "the metric must return one number that is computed from the logits by torch operations"
+                )
+            found = torch.autograd.grad(number.reshape(()), [values[name] for name in names], allow_unused=True)
+        gradients = {
+            name: torch.zeros_like(values[name]) if gradient is None else gradient
+            for name, gradient in zip(names, found, strict=True)
+        }
+        tokens = logits.tokens if isinstance(logits, Logits) else self.tokenize(x)
+        return number.detach(), ActivationCache(gradients, tokens, self.site_names, self)
 
     @contextmanager
     def intervene(self, *interventions: Intervention) -> Iterator["HookedTransformer"]:
@@ -209,60 +301,6 @@ class HookedTransformer(NamedWeights):
         entries = [(name, fn, "native") for each in interventions for name, fn in each.hook_functions(self)]
         with attached(self.hook_dict, Request(entries), self.run):
             yield self
-
-    @torch.inference_mode()
-    def generate(
-        self,
-        prompt: Any,
-        max_new_tokens: int = 20,
-        *,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
-        stop_at_eos: bool = True,
-    ) -> Generation:
-        """Continue a prompt, or each of a list of prompts, with a KV cache.
-
-        Args:
-            prompt: text, texts, ids or Tokens. Rows are padded on the left and do not see each other.
-            max_new_tokens: the limit for every row.
-            temperature: 0 is greedy.
-            top_k: draw from the k most probable tokens.
-            top_p: draw from the smallest set with this probability.
-            seed: of the draws; a row's draws do not depend on the other rows.
-            stop_at_eos: end a row at the tokenizer's end-of-text token.
-
-        Raises:
-            ValueError: prompt and new tokens do not fit the context, or an empty prompt.
-        """
-        sampling = Sampling(temperature, top_k, top_p, seed)
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-        tokens = left_padded(self.tokenize(prompt))
-        n_rows, width = tokens.ids.shape
-        if int(tokens.lengths.max()) + max_new_tokens > self.cfg.n_ctx:
-            raise ValueError(
-                f"{int(tokens.lengths.max())} prompt tokens and {max_new_tokens} new ones do not fit the context of "
-                f"{self.cfg.n_ctx}; shorten the prompt or lower max_new_tokens"
-            )
-        kv = KVCache(self.cfg, n_rows, width + max_new_tokens, self.dtype, self.device)
-        lengths = tokens.lengths
-
-        def forward(new: Int[Tensor, "batch pos"] | None, step: int) -> Float[Tensor, "batch d_vocab"]:
-            now = tokens if new is None else Tokens(new, torch.ones_like(new, dtype=torch.bool), False, None)
-            start = None if new is None else lengths + step - 1
-            self._begin(now, "prefill" if new is None else "decode", step, lengths, start)
-            resid = self._stream(now, None, kv)
-            refuse_not_finite(resid, now)
-            return self._next_logits(resid)
-
-        eos = self.tokenizer.eos_id if self.tokenizer is not None else None
-        stop_ids = frozenset() if eos is None or not stop_at_eos else frozenset((eos,))
-        rows, timing = generate_loop(forward, n_rows, max_new_tokens, sampling, stop_ids)
-        texts = [self.tokenizer.decode(row.ids) if self.tokenizer is not None else "" for row in rows]
-        one = isinstance(prompt, str) or (not isinstance(prompt, Tokens) and tokens.texts is None and n_rows == 1)
-        return result(prompt if one and isinstance(prompt, str) else tokens.texts, texts, rows, timing, one)
 
     # Sites and weights --------------------------------------------------------------------------------------------
 
@@ -276,62 +314,95 @@ class HookedTransformer(NamedWeights):
         return [name for name in self.hook_dict if not sites.kind_of(name).on_request]
 
     def expand_sites(self, wanted: Any) -> list[str]:
-        """Shorthand, patterns and names -> full names of this model."""
-        return sites.expand(wanted, self.site_names)
+        """Shorthand, patterns and names -> full names of this model; ValueError says why it lacks a known kind."""
+        try:
+            return sites.expand(wanted, self.site_names)
+        except sites.MissingSite as error:
+            why = self.missing_site(error.name)
+            raise ValueError(f"{self.cfg.name} has no {error.name!r}: {why}" if why else str(error)) from None
 
-    def sites(self) -> pd.DataFrame:
-        """A table of all sites: name, shorthand, layer, shape, size, meaning, and which come only on request."""
-        cfg = self.cfg
-        size = {
-            "d_model": cfg.d_model,
-            "head": cfg.n_heads,
-            "kv_head": cfg.kv_heads,
-            "d_head": cfg.d_head,
-            "d_mlp": cfg.d_mlp,
-        }
-        rows = []
-        for name in self.hook_dict:
-            kind = sites.kind_of(name)
-            sizes = " ".join(str(size.get(axis, axis)) for axis in kind.shape.split())
-            rows.append(
-                (name, sites.short_name(name), sites.layer_of(name), kind.shape, sizes, kind.meaning, kind.on_request)
-            )
-        columns = ["site", "shorthand", "layer", "shape", "size", "meaning", "on_request"]
-        return pd.DataFrame(rows, columns=pd.Index(columns)).astype({"layer": "Int64"})
+    def missing_site(self, name: str) -> str | None:
+        """Why this model lacks a site that others have (full name or shorthand); None where it has it."""
+        full = sites.full_name(name)
+        return None if full in self.hook_dict else why_missing(self.cfg, full)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the parameters."""
-        return self.embed.weight.dtype
+    def sites(self, *, missing: bool = False) -> pd.DataFrame:
+        """A table of all sites: site, shorthand, layer, shape, size, meaning, and which come only on request.
 
-    @property
-    def device(self) -> torch.device:
-        """Of the parameters."""
-        return self.embed.weight.device
+        Args:
+            missing: the kinds of site that this model lacks instead: kind, layers, why.
+        """
+        table = missing_table if missing else site_table
+        return table(self.cfg, self.site_names)
 
     @property
     def fingerprint(self) -> str:
         """Hash of architecture and every weight, made anew at each call: weights may be written through views."""
-        config = {key: value for key, value in self.cfg.to_dict().items() if key not in ("name", "family")}
+        # Fields at their default are left out: a field that is added later must not change old fingerprints.
+        default = {field.name: field.default for field in dataclasses.fields(self.cfg)}
+        config = {
+            key: value
+            for key, value in self.cfg.to_dict().items()
+            if key not in ("name", "family") and value != default[key]
+        }
         digest = xxhash.xxh3_128(artifact.hash_json(config).encode())
         for name, weight in sorted(self.state_dict().items()):
             digest.update(f"{name} {weight.dtype}".encode())
             digest.update(memoryview(weight.detach().cpu().contiguous().view(torch.uint8).numpy()).cast("B"))
         return digest.hexdigest()
 
-    def unembed_logits(self, resid: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_vocab"]:
-        """Final norm (recomputed for these rows) and unembedding of any stream; fires no hooks."""
-        return nn.functional.linear(self.ln_final.silent(resid), self.unembedding())
+    def loss(self, x: Any, *, per_token: bool = False, balance: float = 0.0) -> Tensor:
+        """Mean next-token loss in nats over real tokens; packed documents do not predict each other.
 
-    def loss(self, x: Any, *, per_token: bool = False) -> Tensor:
-        """Mean next-token loss in nats over real tokens; `per_token` gives [batch, pos - 1], 0 where there is none."""
-        logits = self(x)
-        assert isinstance(logits, Logits)
-        ids, mask = logits.tokens.ids, logits.tokens.mask
+        Args:
+            x: what `tokenize` takes.
+            per_token: [batch, pos - 1] losses instead, 0 where there is none.
+            balance: add this times the mean load-balancing loss of the layers with experts.
+        """
+        if balance and self.cfg.experts is None:
+            raise ValueError(f"balance={balance}, but {self.cfg.name} has no experts")
+        wanted = ["*.hook_expert_weights", "*.hook_expert_indices"] if balance else []
+        logits, cache = self.run_with_cache(x, wanted)
+        ids, mask, documents = cache.tokens.ids, cache.tokens.mask, cache.tokens.documents
+        assert logits is not None
         losses = nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2).float(), ids[:, 1:], reduction="none")
         real = mask[:, 1:] & mask[:, :-1]
+        if documents is not None:
+            real &= documents[:, 1:] == documents[:, :-1]
         losses = losses.masked_fill(~real, 0.0)
-        return losses if per_token else losses.sum() / real.sum().clamp(min=1)
+        if per_token:
+            return losses
+        loss = losses.sum() / real.sum().clamp(min=1)
+        if not balance:
+            return loss
+        layers = [layer for layer in range(self.cfg.n_layers) if self.cfg.has_experts(layer)]
+        pairs = [(cache["expert_weights", layer], cache["expert_indices", layer]) for layer in layers]
+        return loss + balance * torch.stack([balance_loss(*pair, mask) for pair in pairs]).mean()
+
+    def processed(
+        self,
+        *,
+        fold_ln: bool | None = None,
+        center_writing: bool | None = None,
+        center_unembed: bool | None = None,
+        fold_value_biases: bool | None = None,
+    ) -> "HookedTransformer":
+        """A separate model with the same log-probabilities and simpler weights; see `interp/model/processed.py`.
+
+        None does a step where it applies to the architecture; True refuses where it does not.
+        """
+        return processed(
+            self,
+            fold_ln=fold_ln,
+            center_writing=center_writing,
+            center_unembed=center_unembed,
+            fold_value_biases=fold_value_biases,
+        )
+
+    @property
+    def n_params(self) -> int:
+        """Number of weights, the tied embedding counted once."""
+        return sum(weight.numel() for weight in self.parameters())
 
     def __repr__(self) -> str:
         cfg, note = self.cfg, f"; {self.note}" if self.note else ""
@@ -339,73 +410,8 @@ class HookedTransformer(NamedWeights):
         dtype = str(self.dtype).removeprefix("torch.")
         return (
             f"HookedTransformer({cfg.name!r}{note}: {cfg.n_layers} layers, d_model {cfg.d_model}, {heads}, "
-            f"{cfg.n_params / 1e6:.1f}M parameters, {dtype})"
+            f"{self.n_params / 1e6:.1f}M parameters, {dtype})"
         )
-
-    # The pass, in parts -------------------------------------------------------------------------------------------
-
-    def _stop(self, stop_at_layer: int | None) -> int | None:
-        if stop_at_layer is None:
-            return None
-        stop = stop_at_layer + (self.cfg.n_layers if stop_at_layer < 0 else 0)
-        if not 0 <= stop <= self.cfg.n_layers:
-            raise ValueError(f"stop_at_layer={stop_at_layer}: the model has {self.cfg.n_layers} layers")
-        return stop
-
-    def _prompt_len(self, prompt_len: int | Sequence[int] | None, tokens: Tokens) -> Int[Tensor, "batch"] | None:
-        if prompt_len is None:
-            return None
-        batch = tokens.ids.shape[0]
-        lengths = torch.as_tensor(prompt_len, device=self.device).long().reshape(-1)
-        lengths = lengths.expand(batch) if lengths.numel() == 1 else lengths
-        if lengths.shape != (batch,) or (lengths < 1).any() or (lengths > tokens.lengths).any():
-            raise ValueError(
-                f"prompt_len={prompt_len!r} does not fit {batch} texts of {tokens.lengths.tolist()} tokens"
-            )
-        return lengths
-
-    def _begin(
-        self, tokens: Tokens, phase: str, step: int, prompt_len: Tensor | None, start: Tensor | None = None
-    ) -> None:
-        run = self.run
-        run.phase, run.step, run.mask, run.prompt_len = phase, step, tokens.mask, prompt_len
-        run.positions = tokens.positions if start is None else start[:, None] + tokens.positions
-
-    def _end(self, stop: int | None) -> None:
-        self.run.last_stop = stop
-        self.run.forwards += 1
-
-    def _stream(self, tokens: Tokens, stop: int | None, kv: KVCache | None) -> Float[Tensor, "batch pos d_model"]:
-        positions = self.run.positions
-        assert positions is not None
-        resid = self.hook_embed(self.embed(tokens.ids))
-        if self.pos_embed is not None:
-            resid = resid + self.hook_pos_embed(self.pos_embed(positions))
-        shared = self._shared(tokens, positions, kv)
-        for block in self.blocks[:stop]:
-            resid = block(resid, shared)
-        return resid
-
-    def _shared(self, tokens: Tokens, positions: Int[Tensor, "batch pos"], kv: KVCache | None) -> PassInputs:
-        n_queries = tokens.ids.shape[1]
-        key_mask = tokens.mask if kv is None else kv.extend(tokens.mask)
-        plain = bool(key_mask.all()) and (key_mask.shape[1] == n_queries or n_queries == 1)
-        mask = None if plain else attention_mask(key_mask, n_queries)
-        cos, sin = None, None
-        if self.frequencies is not None:
-            cos, sin = rope_angles(self.frequencies, positions[:1] if plain else positions, self.dtype)
-        return PassInputs(cos, sin, mask, plain and n_queries > 1, kv)
-
-    def _head(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
-        return nn.functional.linear(self.ln_final(resid), self.unembedding())
-
-    def _next_logits(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch d_vocab"]:
-        """Logits of the last place alone, unless a hook on the final norm must see them all."""
-        if not any(point.handles for point in self.ln_final.points()):
-            resid = resid[:, -1:]
-        logits = self._head(resid)[:, -1]
-        self._end(None)
-        return logits
 
 
 def _before(name: str, stop: int | None) -> bool:
@@ -413,3 +419,11 @@ def _before(name: str, stop: int | None) -> bool:
     if stop is None:
         return True
     return layer < stop if layer is not None else not name.startswith("ln_final")
+
+
+def _after(name: str, start: int, options: Mapping[str, Any]) -> bool:
+    """Whether a pass that starts at this layer computes the site."""
+    layer = sites.layer_of(name)
+    if options.get("start_at_layer") is None:
+        return True
+    return layer >= start if layer is not None else name.startswith("ln_final")

@@ -5,8 +5,8 @@ import torch
 from tiny import tiny_config, tiny_model
 from torch import Tensor
 
-from interp.model import HookedTransformer, ModelConfig
-from interp.model.position import rope_angles, rope_frequencies, rotate
+from interp.model import HookedTransformer, ModelConfig, RopeScaling
+from interp.model.position import Rope, rotate
 
 TEXT = "hello there"
 
@@ -119,14 +119,18 @@ def test_ov_and_qk_by_weights_equal_the_pass() -> None:
     assert close(torch.einsum("bpd,hde->bphe", x, model.W_Q[0]), cache["q", 0])
 
 
-def test_rope_keeps_norms_and_depends_on_the_offset_alone() -> None:
-    cfg = tiny_config("llama", d_head=16)
+@pytest.mark.parametrize("pairing", ["half", "adjacent"])
+@pytest.mark.parametrize("rotary_dim", [16, 6])
+@pytest.mark.parametrize("kind", [None, "linear", "ntk", "dynamic", "yarn", "llama3"])
+def test_rope_keeps_norms_and_depends_on_the_offset_alone(pairing: str, rotary_dim: int, kind: str | None) -> None:
+    scaling = None if kind is None else RopeScaling(kind, 4.0, original_n_ctx=32, attention_factor=1.0)
+    cfg = tiny_config("llama", d_head=16, rope_pairing=pairing, rotary_dim=rotary_dim, rope_scaling=scaling)
     generator = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64, generator=generator)
 
     def at(x: Tensor, position: int) -> Tensor:
-        cos, sin = rope_angles(rope_frequencies(cfg), torch.tensor([[position]]), torch.float64)
-        return rotate(x, cos, sin)
+        cos, sin = Rope(cfg).angles(torch.tensor([[position]]), torch.float64, torch.tensor([106]))
+        return rotate(x, cos, sin, cfg.rope_pairing)
 
     torch.testing.assert_close(at(q, 57).norm(), q.norm())
     score = (at(q, 9) * at(k, 4)).sum()
@@ -182,7 +186,7 @@ def test_config_round_trip() -> None:
 
 
 def test_parameter_count(tiny: HookedTransformer) -> None:
-    assert tiny.cfg.n_params == sum(weight.numel() for weight in tiny.parameters())
+    assert tiny.n_params == sum(weight.numel() for weight in tiny.parameters())
 
 
 def test_processes_in_lower_precision_without_nan(tiny: HookedTransformer) -> None:
