@@ -340,10 +340,10 @@ class ModelConfig:
         unknown = sorted(set(values) - known)
         if unknown:
             raise ValueError(f"unknown model configuration keys {unknown}; known are {sorted(known)}")
-        rest = dict(values)
+        rest = _tuples(values)
         for field, kind in (("rope_scaling", RopeScaling), ("latent", Latent), ("experts", Experts)):
             if isinstance(rest.get(field), Mapping):
-                rest[field] = kind(**rest[field])
+                rest[field] = kind(**_tuples(rest[field]))
         return cls(**rest)
 
 
@@ -356,6 +356,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "qk_norm": ("none", "head", "full"),
     "embed_norm": ("none", "token", "sum"),
 }
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has lists where the configuration has tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
 def _itemsize(dtype: Any) -> int:
