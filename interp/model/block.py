@@ -92,16 +92,17 @@ class Block(nn.Module):
 
     def _mlp_out(self, mlp: nn.Module, resid: Tensor, normed: Tensor | None) -> Tensor:
         """What the MLP adds to the stream; `normed` is the stream as attention's norm has it."""
-        read = self.hook_mlp_in(resid)
         if self.ln2 is not None:
-            read = self.ln2(read)
-        elif normed is not None:  # one norm for both
+            read = self.ln2(self.hook_mlp_in(resid))
+        elif normed is None:
+            read = self.hook_mlp_in(resid)
+        else:  # one norm for both
             assert self.ln1 is not None
-            if read is resid:
-                read = normed
-            else:
+            changed = self.hook_mlp_in.edited(resid) if self.hook_mlp_in.handles else None
+            read = normed
+            if changed is not None:
                 self._refuse_both(self.hook_mlp_in.name)
-                read = self.ln1.silent(read)
+                read = self.ln1.silent(changed)
         out = mlp(read)
         return self.hook_mlp_out(out if self.ln2_post is None else self.ln2_post(out))
 

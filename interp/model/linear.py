@@ -40,6 +40,22 @@ class Embedding(nn.Module):
     def forward(self, ids: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_model"]:
         return nn.functional.embedding(ids, self.weight)
 
+    def project(
+        self, x: Float[Tensor, "*rows d_model"], bias: Float[Tensor, " n_rows"] | None = None
+    ) -> Float[Tensor, "*rows n_rows"]:
+        """The product of x with every row: what an unembedding does."""
+        return nn.functional.linear(x, self.weight, bias)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the rows."""
+        return self.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of the rows."""
+        return self.weight.device
+
 
 @torch.no_grad()
 def init_weights(model: nn.Module, seed: int) -> None:

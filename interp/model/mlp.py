@@ -37,6 +37,21 @@ class FeedForward(nn.Module):
             return self.down(self.act(self.up(x)))
         return self.down(self.act(self.gate(x)) * self.up(x))
 
+    @property
+    def W_in(self) -> Float[Tensor, "d_model width"]:
+        """Input weights, a view that writes through."""
+        return self.up.weight.T
+
+    @property
+    def W_gate(self) -> Float[Tensor, "d_model width"] | None:
+        """Weights of the gate, a view that writes through; None without a gate."""
+        return None if self.gate is None else self.gate.weight.T
+
+    @property
+    def W_out(self) -> Float[Tensor, "width d_model"]:
+        """Output weights by neuron, a view that writes through."""
+        return self.down.weight.T
+
 
 class MLP(FeedForward):
     """MLP of one block. `hook_pre` is the gate in a gated MLP, and `hook_post` what the output projection reads."""

@@ -6,6 +6,7 @@ Both compute in fp32 when the model runs in a lower precision, and in the model'
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from interp.hooks import HookPoint, RunState
 from interp.model.linear import blank
@@ -64,12 +65,12 @@ class Norm(nn.Module):
 
     def normalize(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
         """x divided by its scale, centred first in a LayerNorm; fires `hook_scale`."""
-        wide, variance = self._moments(x)
         if self.hook_scale is not None and self.hook_scale.handles:
+            wide, variance = self._moments(x)
             scale = self.hook_scale.edited(variance.sqrt())
             if scale is not None:
                 return (wide / scale).to(x.dtype)
-        return (wide * torch.rsqrt(variance)).to(x.dtype)
+        return self._fused(x)
 
     def scale(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows 1"]:
         """What the norm divides this x by; fires nothing."""
@@ -86,8 +87,12 @@ class Norm(nn.Module):
         """The norm without its sites, for a lens that must not fire hooks."""
         if self.kind == "none":
             return x
-        wide, variance = self._moments(x)
-        return self.gain((wide * torch.rsqrt(variance)).to(x.dtype))
+        return self.gain(self._fused(x))
+
+    def _fused(self, x: Tensor) -> Tensor:
+        """x divided by its scale, in one kernel."""
+        norm = functional.layer_norm if self.centred else functional.rms_norm
+        return norm(accumulate(x), (x.shape[-1],), eps=self.eps).to(x.dtype)
 
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(x, centred in a LayerNorm; its mean square plus eps), in at least fp32."""

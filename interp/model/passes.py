@@ -5,6 +5,7 @@ The modules are made here as well, so that this file says what a transformer is;
 
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -88,12 +89,12 @@ class ForwardPass(NamedWeights):
     @property
     def dtype(self) -> torch.dtype:
         """Of the parameters."""
-        return self.embed.weight.dtype
+        return self.embed.dtype
 
     @property
     def device(self) -> torch.device:
         """Of the parameters."""
-        return self.embed.weight.device
+        return self.embed.device
 
     # State of the pass --------------------------------------------------------------------------------------------
 
@@ -104,6 +105,25 @@ class ForwardPass(NamedWeights):
         if not 0 <= stop <= self.cfg.n_layers:
             raise ValueError(f"stop_at_layer={stop_at_layer}: the model has {self.cfg.n_layers} layers")
         return stop
+
+    def _start(self, start_at_layer: int, stop: int | None) -> int:
+        start = self._stop(start_at_layer)
+        assert start is not None
+        if stop is not None and start > stop:
+            raise ValueError(f"start_at_layer={start_at_layer} lies after stop_at_layer={stop}: nothing would run")
+        return start
+
+    def _given_stream(self, x: Any, tokens: Tokens | None) -> tuple[Tensor, Tokens]:
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim != 3 or x.shape[2] != self.cfg.d_model:
+            got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"start_at_layer needs a stream [batch pos {self.cfg.d_model}] as x, got {got}")
+        x = x.to(self.device, self.dtype)
+        if tokens is None:
+            ids = torch.zeros(x.shape[:2], dtype=torch.long, device=self.device)
+            tokens = Tokens(ids, torch.ones_like(ids, dtype=torch.bool))
+        if tokens.ids.shape != x.shape[:2]:
+            raise ValueError(f"tokens {tuple(tokens.ids.shape)} do not fit a stream {tuple(x.shape)}")
+        return x, tokens.to(self.device)
 
     def _prompt_len(self, prompt_len: int | Sequence[int] | None, tokens: Tokens) -> Int[Tensor, " batch"] | None:
         if prompt_len is None:
@@ -202,7 +222,7 @@ class ForwardPass(NamedWeights):
     def _unembedded(self, normed: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows d_vocab"]:
         if self.mlm is not None:
             normed = self.mlm(normed)
-        logits = nn.functional.linear(normed, self.unembedding(), self.unembed_bias)
+        logits = (self.embed if self.unembed is None else self.unembed).project(normed, self.unembed_bias)
         cap = self.cfg.final_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

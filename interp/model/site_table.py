@@ -112,3 +112,12 @@ def why_missing(cfg: ModelConfig, name: str) -> str | None:
     if norm == "ln_final":
         return "there is no norm before the unembedding"
     return reasons.get(kind)
+
+
+def computed(name: str, from_stream: bool, start: int, stop: int | None) -> bool:
+    """Whether a pass computes a site: from a given stream at block `start`, or from the tokens, to before block `stop`."""
+    layer = sites.layer_of(name)
+    final = name.startswith("ln_final")
+    if stop is not None and (final or (layer is not None and layer >= stop)):
+        return False
+    return not from_stream or final or (layer is not None and layer >= start)

@@ -24,7 +24,7 @@ from interp.model.inputs import Logits, refuse_not_finite, tokens_from_ids
 from interp.model.linear import init_weights
 from interp.model.moe import balance_loss
 from interp.model.processed import processed
-from interp.model.site_table import missing_table, site_table, why_missing
+from interp.model.site_table import computed, missing_table, site_table, why_missing
 from interp.tokens import Tokenizer, Tokens
 
 
@@ -140,25 +140,6 @@ class HookedTransformer(Generating):
         self._end(None, start)
         return logits
 
-    def _start(self, start_at_layer: int, stop: int | None) -> int:
-        start = self._stop(start_at_layer)
-        assert start is not None
-        if stop is not None and start > stop:
-            raise ValueError(f"start_at_layer={start_at_layer} lies after stop_at_layer={stop}: nothing would run")
-        return start
-
-    def _given_stream(self, x: Any, tokens: Tokens | None) -> tuple[Tensor, Tokens]:
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim != 3 or x.shape[2] != self.cfg.d_model:
-            got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"start_at_layer needs a stream [batch pos {self.cfg.d_model}] as x, got {got}")
-        x = x.to(self.device, self.dtype)
-        if tokens is None:
-            ids = torch.zeros(x.shape[:2], dtype=torch.long, device=self.device)
-            tokens = Tokens(ids, torch.ones_like(ids, dtype=torch.bool))
-        if tokens.ids.shape != x.shape[:2]:
-            raise ValueError(f"tokens {tuple(tokens.ids.shape)} do not fit a stream {tuple(x.shape)}")
-        return x, tokens.to(self.device)
-
     def run_with_cache(
         self,
         x: Any,
@@ -182,17 +163,14 @@ class HookedTransformer(Generating):
         """
         if names_filter is not None and sites is not None:
             raise ValueError("sites and names_filter mean the same: give one of them")
-        stop = self._stop(options.get("stop_at_layer"))
+        stop, given = self._stop(options.get("stop_at_layer")), options.get("start_at_layer") is not None
         start = self._stop(options.get("start_at_layer")) or 0
-        reached = [name for name in self.hook_dict if _before(name, stop) and _after(name, start, options)]
+        reached = {name for name in self.hook_dict if computed(name, given, start, stop)}
         names, chosen = self._names(sites, names_filter)
-        beyond = [name for name in names if name not in set(reached)]
+        beyond = [name for name in names if name not in reached]
         if beyond and chosen:
-            where = (
-                f"beyond stop_at_layer={stop}"
-                if _after(beyond[0], start, options)
-                else f"before start_at_layer={start}"
-            )
+            late = computed(beyond[0], given, start, None)
+            where = f"beyond stop_at_layer={stop}" if late else f"before start_at_layer={start}"
             raise ValueError(f"{beyond[0]} lies {where}: it is never computed")
         values: dict[str, Tensor] = {}
         readers: list[tuple[str, Callable[..., Any], str]] = [
@@ -200,11 +178,11 @@ class HookedTransformer(Generating):
             for name in names
             if name not in beyond
         ]
-        if "start_at_layer" not in options or options["start_at_layer"] is None:
-            x = tokens = self.tokenize(x)
-        else:
+        if given:
             x, tokens = self._given_stream(x, options.pop("tokens", None))
             options["tokens"] = tokens
+        else:
+            x = tokens = self.tokenize(x)
         with attached(self.hook_dict, Request(readers), self.run):
             out = self(x, **options)
         cache = ActivationCache(values, tokens, self.site_names, self)
@@ -412,18 +390,3 @@ class HookedTransformer(Generating):
             f"HookedTransformer({cfg.name!r}{note}: {cfg.n_layers} layers, d_model {cfg.d_model}, {heads}, "
             f"{self.n_params / 1e6:.1f}M parameters, {dtype})"
         )
-
-
-def _before(name: str, stop: int | None) -> bool:
-    layer = sites.layer_of(name)
-    if stop is None:
-        return True
-    return layer < stop if layer is not None else not name.startswith("ln_final")
-
-
-def _after(name: str, start: int, options: Mapping[str, Any]) -> bool:
-    """Whether a pass that starts at this layer computes the site."""
-    layer = sites.layer_of(name)
-    if options.get("start_at_layer") is None:
-        return True
-    return layer >= start if layer is not None else name.startswith("ln_final")

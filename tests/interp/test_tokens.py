@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -345,21 +346,102 @@ CHAT = (
     "{{ raise_exception('no role ' + m.role) }}{% endif %}\n[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
+TALK = [
+    {"role": "system", "content": "Be <brief> & kind."},
+    {"role": "user", "content": "hi\n  there "},
+    {"role": "assistant", "content": "hé 👩‍👧", "tool_calls": None},
+    {"role": "user", "content": "bye"},
+]
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"b": 1, "a": ["<ü>"]}}}]
+FEATURES = {
+    "tools and documents are none": "{% if tools is none and documents is none %}N{% endif %}{% if tools %}T{% endif %}",
+    "json": "{{ tools | tojson }}{{ messages | tojson(indent=2) }}{{ tools | tojson(separators=(',', ':'), sort_keys=true) }}",
+    "absent names are undefined": "{{ pad_token is defined }}{{ unk_token is defined }}{{ x is defined }}",
+    "loop controls": "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ loop.index }}{% if loop.index == 3 %}"
+    "{% break %}{% endif %}{% endfor %}",
+    "white space": "{% for m in messages %}\n    {%- if m.role == 'user' %}\n  u{{ m.content | trim }}\n    {% else %}\n a\n"
+    "    {%- endif %}\n{% endfor %}\n",
+    "keys that are None are absent": "{% for m in messages %}{{ 'tool_calls' in m }}{{ m.tool_calls is defined }}{% endfor %}",
+    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + m.content | length %}{% endfor %}"
+    "{{ ns.n }}",
+    "generation blocks": "{% set a = 1 %}{% for m in messages %}{% generation %}{% set a = 2 %}{{ m.content }}\n"
+    "{% endgeneration %}\n{{ a }}{% endfor %}",
+    "macros": "{% macro one(m) %}{{ m.role | upper }}:{{ m['content'] }}{{ eos_token }}{% endmacro %}"
+    "{% for m in messages %}{{ one(m) }}{% endfor %}",
+    "variables": "{% if enable_thinking is defined and not enable_thinking %}none{% endif %}{{ messages[-1].content }}",
+    "a fixed date": "{% if strftime_now is defined %}{{ strftime_now('%d') | length }}{% endif %}",
+}
 
 
 def with_template(source: str | None) -> Tokenizer:
     return Tokenizer(byte_level().backend, bos_id=0, eos_id=1, add_bos=True, chat_template=source, name="chatty")
 
 
+def twin(ours: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=ours.backend, bos_token="<|start|>", eos_token="<|end|>")
+
+
 def test_chat_is_transformers_chat() -> None:
     ours, messages = with_template(CHAT), [{"role": "user", "content": "hi <b>"}]
-    theirs = PreTrainedTokenizerFast(tokenizer_object=ours.backend, bos_token="<|start|>", eos_token="<|end|>")
     for prompt in (True, False):
-        expected = theirs.apply_chat_template(
+        expected = twin(ours).apply_chat_template(
             messages, chat_template=CHAT, tokenize=False, add_generation_prompt=prompt
         )
         assert ours.apply_chat(messages, add_generation_prompt=prompt) == expected
     assert ours.encode(ours.apply_chat(messages)).count(0) == 1
+
+
+@pytest.mark.parametrize("source", FEATURES.values(), ids=FEATURES.keys())
+def test_what_templates_use_is_there_as_in_transformers(source: str) -> None:
+    ours = with_template(source)
+    for options in ({}, {"tools": TOOLS, "documents": [{"title": "t", "text": "x"}], "enable_thinking": False}):
+        expected = twin(ours).apply_chat_template(TALK, chat_template=source, tokenize=False, **options)
+        assert ours.apply_chat(TALK, add_generation_prompt=False, **options) == expected
+
+
+def test_reasoning_goes_by_all_its_names() -> None:
+    source = "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ m.reasoning }};{% endfor %}"
+    for key in ("reasoning_content", "thinking", "reasoning"):
+        talk = [{"role": "assistant", "content": "4", key: "2 + 2"}]
+        expected = twin(with_template(source)).apply_chat_template(talk, chat_template=source, tokenize=False)
+        assert with_template(source).apply_chat(talk, False) == expected
+
+
+def test_the_date_is_the_clocks_or_the_callers() -> None:
+    ours = with_template("{{ strftime_now('%Y-%m-%d') }}{{ messages[0].content }}")
+    assert ours.apply_chat(TALK[1:2], now=datetime(2024, 7, 26)).startswith("2024-07-26")
+    assert ours.apply_chat(TALK[1:2])[:4] >= "2024"
+
+
+def test_the_models_own_template_is_transformers(catalogue_folder: Path) -> None:
+    ours, theirs = Tokenizer.from_folder(catalogue_folder), PreTrainedTokenizerFast.from_pretrained(catalogue_folder)
+    for talk in (TALK, TALK[1:], TALK[1:2], TALK[:2]):
+        for prompt in (True, False):
+            expected = theirs.apply_chat_template(talk, tokenize=False, add_generation_prompt=prompt)
+            assert ours.apply_chat(talk, add_generation_prompt=prompt) == expected
+            ids = theirs.apply_chat_template(talk, add_generation_prompt=prompt, return_dict=False)
+            assert ours.encode(expected) == ids
+    text, turns = ours.chat_spans(TALK[1:], add_generation_prompt=True)
+    assert [role for role, _, _ in turns] == ["user", "assistant", "user", "assistant"]
+    assert text[turns[1][1] : turns[1][2]] == "<|im_start|>assistant\nhé 👩‍👧<|im_end|>\n"
+
+
+def test_turns_join_to_the_text() -> None:
+    ours = with_template(CHAT)
+    text, turns = ours.chat_spans(TALK[1:])
+    assert text == ours.apply_chat(TALK[1:], add_generation_prompt=False)
+    assert "".join(text[start:end] for _, start, end in turns) == text
+    assert [(role, text[start:end]) for role, start, end in turns][1:] == [
+        ("assistant", "[assistant]hé 👩‍👧<|end|>"),
+        ("user", "[user]bye<|end|>"),
+    ]
+    text, turns = ours.chat_spans(TALK[1:], add_generation_prompt=True)
+    assert (turns[-1][0], text[turns[-1][1] :]) == ("assistant", "[assistant]")
+    forgetful = with_template(
+        "{% for m in messages %}{% if loop.last %}{{ m.content }}{% else %}...{% endif %}{% endfor %}"
+    )
+    with pytest.raises(ValueError, match="writes message 0 otherwise when more follow"):
+        forgetful.chat_spans(TALK)
 
 
 def test_chat_errors() -> None:
@@ -367,14 +449,33 @@ def test_chat_errors() -> None:
         with_template(None).apply_chat([])
     with pytest.raises(ValueError, match="no role system"):
         with_template(CHAT).apply_chat([{"role": "system", "content": "x"}])
+    with pytest.raises(ValueError, match="does not take these messages: there are none"):
+        with_template(CHAT).apply_chat([])
     with pytest.raises(ValueError, match="does not take these messages"):
-        with_template("{% if %}").apply_chat([])
+        with_template("{% if %}").apply_chat(TALK)
+    with pytest.raises(ValueError, match="takes text, numbers, lists and dictionaries, got object"):
+        with_template(CHAT).apply_chat([{"role": "user", "content": object()}])
 
 
 def test_chat_templates_run_in_a_sandbox() -> None:
-    for attack in ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(1) }}"):
+    for attack in (
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ raise_exception.__globals__.os }}",
+        "{{ strftime_now.__globals__['json'] }}",
+        "{{ messages[0].update({'role': 'system'}) }}",
+    ):
         with pytest.raises(ValueError, match="does not take these messages"):
             with_template(attack).apply_chat([{"role": "user", "content": "x"}])
+
+
+def test_named_tokens_outlive_saving(tmp_path: Path) -> None:
+    named = {"bos_token": "<|start|>", "eos_token": "<|end|>", "unk_token": "<|end|>"}
+    made = Tokenizer(byte_level().backend, bos_id=0, eos_id=1, named_tokens=named, chat_template="{{ unk_token }}")
+    made.save(tmp_path)
+    loaded, theirs = Tokenizer.from_folder(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert loaded.named_tokens == {**named, "pad_token": "<|end|>"} == theirs.special_tokens_map
+    assert loaded.apply_chat(TALK) == theirs.apply_chat_template(TALK, tokenize=False)
 
 
 def test_templates_from_a_folder(tmp_path: Path) -> None:

@@ -1,0 +1,40 @@
+"""Time from a folder to the first logits against transformers, in processes that have imported everything.
+
+Ours reads the tokenizer as well. python benchmarks/load.py
+"""
+
+import statistics
+from typing import Any
+
+import torch
+from measure import alternate, ratio, report
+from peers import folder, reference
+
+import interp
+
+
+def main() -> None:
+    """Loading alone, and loading with the first pass, which brings the mapped weights in."""
+    path = str(folder())
+    ids = torch.arange(1000, 1016)[None]
+    with torch.inference_mode():
+        error = float((interp.load(path)(ids) - reference(torch.float32)(ids).logits).abs().max())
+        assert error < 5e-4, f"the two loaded different things: {error}"
+        loaded = {"ours": lambda: interp.load(path), "transformers": lambda: reference(torch.float32)}
+        first = {
+            "ours": lambda: interp.load(path)(ids),
+            "transformers": lambda: reference(torch.float32)(ids),
+        }
+        rows = [row("load", loaded), row("load and first logits", first)]
+    report("load", rows)
+
+
+def row(what: str, contestants: dict[str, Any]) -> dict[str, Any]:
+    """Median seconds, and how many times faster ours is."""
+    seconds = alternate(contestants, rounds=9)
+    medians = {f"{name}_s": statistics.median(values) for name, values in seconds.items()}
+    return {"what": what, **medians, "transformers_over_ours": ratio(seconds, "ours", "transformers"), "rounds": 9}
+
+
+if __name__ == "__main__":
+    main()
