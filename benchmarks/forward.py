@@ -28,7 +28,9 @@ def main() -> None:
     report("forward", rows)
 
 
-def whole(ours: HookedTransformer, theirs: Any, lens: Any, nnsight: Any, ids: torch.Tensor, peak: float) -> dict[str, Any]:
+def whole(
+    ours: HookedTransformer, theirs: Any, lens: Any, nnsight: Any, ids: torch.Tensor, peak: float
+) -> dict[str, Any]:
     """Logits of the batch."""
 
     def by_trace() -> torch.Tensor:

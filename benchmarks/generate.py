@@ -69,8 +69,8 @@ def bare_loop(model: HookedTransformer, ids: torch.Tensor) -> list[int]:
     done, new, final, unembedding = 0, ids, model.ln_final.weight, model.unembedding()
 
     def turned(x: torch.Tensor) -> torch.Tensor:
-        low, high = x.chunk(2, -1)
-        return x * cos[:, :, done : done + x.shape[2]] + torch.cat((-high, low), -1) * sin[:, :, done : done + x.shape[2]]
+        now = slice(done, done + x.shape[2])
+        return torch.addcmul(x * cos[:, :, now], x.roll(cfg.d_head // 2, -1), sin[:, :, now])
 
     for _ in range(NEW):
         x = functional.embedding(new, model.embed.weight)

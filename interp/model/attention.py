@@ -143,7 +143,7 @@ class Attention(nn.Module):
         heads: int,
     ) -> Float[Tensor, "batch pos head d_head"]:
         if by_head is None:
-            return linear(x).unflatten(-1, (heads, self.d_head))
+            return linear(x).view(*x.shape[:-1], heads, self.d_head)
         out = torch.einsum("bphd,hed->bphe", by_head, linear.weight.unflatten(0, (heads, self.d_head)))
         return out if linear.bias is None else out + linear.bias.view(heads, self.d_head)
 

@@ -80,7 +80,9 @@ class Norm(nn.Module):
         """normalised value times gain, plus bias."""
         if self.weight is None:
             return normalized
-        scaled = normalized * (1.0 + self.weight if self.offset else self.weight)
+        if self.offset:  # 1 + weight needs more digits than bf16 has
+            return (accumulate(normalized) * (1.0 + accumulate(self.weight))).to(normalized.dtype)
+        scaled = normalized * self.weight
         return scaled if self.bias is None else scaled + self.bias
 
     def silent(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:

@@ -49,6 +49,8 @@ class Rope:
     ) -> tuple[Float[Tensor, "batch pos 1 rotary"], Float[Tensor, "batch pos 1 rotary"]]:
         """(cos, sin) for every position, with an axis of size 1 for the heads, in the model's dtype.
 
+        The sine of the first of each pair is negative: the first turns away from the second, and the second towards it.
+
         Args:
             positions: absolute positions.
             dtype: of the model.
@@ -58,9 +60,12 @@ class Rope:
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         frequencies = self.frequencies(lengths).to(positions.device, wide)
         angles = positions[..., None].to(wide) * frequencies[:, None]
-        both = torch.cat((angles, angles), -1) if self.pairing == "half" else angles.repeat_interleave(2, -1)
-        both = both[:, :, None]
-        return (both.cos() * self.factor).to(dtype), (both.sin() * self.factor).to(dtype)
+        cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
+        if self.pairing == "half":
+            cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        else:
+            cos, sin = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+        return cos[:, :, None].to(dtype), sin[:, :, None].to(dtype)
 
 
 def _frequencies(theta: float, width: int, scaling: RopeScaling | None, length: int = 0) -> Float[Tensor, " half"]:
@@ -137,16 +142,16 @@ def rotate(
     sin: Float[Tensor, "rope_batch pos 1 rotary"],
     pairing: str = "half",
 ) -> Float[Tensor, "batch pos head d_head"]:
-    """Turn each pair of the leading dimensions by its angle; norms are kept, and q . k depends on the offset alone."""
+    """Turn each pair of the leading dimensions by its angle; norms are kept, and q . k depends on the offset alone.
+
+    `cos` and `sin` are those of `Rope.angles`, which know the sign of each dimension.
+    """
     width = cos.shape[-1]
     if width < x.shape[-1]:
         turned = rotate(x[..., :width], cos, sin, pairing)
         return torch.cat((turned, x[..., width:]), -1)
-    if pairing == "half":
-        low, high = x.chunk(2, dim=-1)
-        return x * cos + torch.cat((-high, low), dim=-1) * sin
-    swapped = torch.stack((-x[..., 1::2], x[..., 0::2]), -1).flatten(-2)
-    return x * cos + swapped * sin
+    partner = x.roll(width // 2, -1) if pairing == "half" else x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    return torch.addcmul(x * cos, partner, sin)
 
 
 def sinusoids(n_ctx: int, d_model: int, dtype: torch.dtype) -> Float[Tensor, "n_ctx d_model"]:
