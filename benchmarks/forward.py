@@ -35,8 +35,9 @@ def whole(
 
     def by_trace() -> torch.Tensor:
         with nnsight.trace(ids):
-            logits = nnsight.output.logits.save()
-        return logits
+            saved = nnsight.output.logits.save()
+        # The name means something only after the block.
+        return saved.detach()
 
     contestants = {
         "ours": lambda: ours(ids),

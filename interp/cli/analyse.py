@@ -10,10 +10,11 @@ from interp.cli.output import json_option, show
 
 @click.command(epilog="Example: interp sites smollm2-135m")
 @click.argument("model")
+@click.option("--missing", is_flag=True, help="The kinds of place that MODEL lacks instead, and why.")
 @json_option
-def sites(model: str, as_json: bool) -> None:
+def sites(model: str, missing: bool, as_json: bool) -> None:
     """The places in MODEL that can be recorded and edited."""
-    show(interp.load(model).sites(), as_json, limit=40)
+    show(interp.load(model).sites(missing=missing), as_json, limit=40)
 
 
 @click.command(epilog="Example: interp lens smollm2-135m 'The capital of France is' --answer ' Paris'")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 import interp
-from interp.cli import act, analyse, run, stores
+from interp.cli import act, analyse, doctor, run, stores, train
 
 
 class Group(click.Group):
@@ -30,7 +30,7 @@ def commands(verbose: bool) -> None:
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(name)s: %(message)s")
 
 
-for command in (*run.COMMANDS, *stores.COMMANDS, *analyse.COMMANDS, *act.COMMANDS):
+for command in (*run.COMMANDS, *stores.COMMANDS, *analyse.COMMANDS, *act.COMMANDS, *doctor.COMMANDS, *train.COMMANDS):
     commands.add_command(command)
 
 

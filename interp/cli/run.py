@@ -69,8 +69,16 @@ def app(folder: Path, model: str | None, port: int, host: str) -> None:
 @click.command(epilog="Example: interp models --json")
 @json_option
 def models(as_json: bool) -> None:
-    """The models that load by name, and where others come from."""
-    show(interp.models(), as_json)
+    """The models that load by name, and the families whose checkpoints load from a folder, a GGUF file or the hub."""
+    catalogue, families = interp.models(), interp.families()
+    if as_json:
+        show({"models": catalogue.to_dict("records"), "families": families.to_dict("records")}, as_json)
+        return
+    show(catalogue, as_json, title="By name: interp.load(NAME)")
+    # Fewer columns than the frame has: a terminal is narrow.
+    shown = families[["family", "members", "attention", "positions", "norm", "gguf", "note"]]
+    shown = shown.assign(gguf=["yes" if reads else "" for reads in shown["gguf"]])
+    show(shown, as_json, title="Families: interp.load(FOLDER | FILE.gguf | ORG/NAME)")
 
 
 @click.command(epilog="Example: interp datasets")

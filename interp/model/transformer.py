@@ -23,6 +23,7 @@ from interp.model.generation import Generating
 from interp.model.inputs import Logits, refuse_not_finite, tokens_from_ids
 from interp.model.linear import init_weights
 from interp.model.moe import balance_loss
+from interp.model.norm import accumulate
 from interp.model.processed import processed
 from interp.model.site_table import computed, missing_table, site_table, why_missing
 from interp.tokens import Tokenizer, Tokens
@@ -343,7 +344,8 @@ class HookedTransformer(Generating):
         logits, cache = self.run_with_cache(x, wanted)
         ids, mask, documents = cache.tokens.ids, cache.tokens.mask, cache.tokens.documents
         assert logits is not None
-        losses = nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2).float(), ids[:, 1:], reduction="none")
+        rows, targets = accumulate(logits[:, :-1].flatten(0, 1)), ids[:, 1:]
+        losses = nn.functional.cross_entropy(rows, targets.flatten(), reduction="none").view(targets.shape)
         real = mask[:, 1:] & mask[:, :-1]
         if documents is not None:
             real &= documents[:, 1:] == documents[:, :-1]

@@ -1,0 +1,42 @@
+"""Choices of a run: the schedule's values, and what is refused."""
+
+import math
+
+import pytest
+
+from interp.train import TrainConfig
+
+
+def test_the_learning_rate_rises_linearly_and_falls_as_half_a_cosine() -> None:
+    config = TrainConfig(n_steps=101, lr=1.0, warmup=0.2, lr_floor=0.1)
+    rates = [config.lr_at(step) for step in range(101)]
+    assert rates[:20] == pytest.approx([(step + 1) / 21 for step in range(20)])
+    assert rates[20] == 1.0
+    assert rates[60] == pytest.approx(0.55)  # half way between the peak and the floor
+    assert rates[40] == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2)
+    assert rates[100] == pytest.approx(0.1)
+    assert all(0 < rate <= 1 for rate in rates)
+
+
+def test_a_run_without_warmup_begins_at_the_peak() -> None:
+    assert TrainConfig(n_steps=10, lr=0.5, warmup=0).lr_at(0) == 0.5
+    assert TrainConfig(n_steps=1, lr=0.5, warmup=0).lr_at(0) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_steps": 0}, "n_steps must be at least 1"),
+        ({"lr": 0.0}, "lr must be above 0"),
+        ({"lr": math.nan}, "lr must be above 0"),
+        ({"warmup": 1.5}, "warmup must be a share"),
+        ({"weight_decay": -0.1}, "weight_decay must be at least 0"),
+        ({"betas": (0.9, 1.0)}, "betas must be two of"),
+        ({"grad_clip": 0.0}, "grad_clip must be above 0, or None"),
+        ({"spike_factor": 1.0}, "spike_factor must be above 1"),
+        ({"keep": 0}, "keep must be at least 1"),
+    ],
+)
+def test_a_choice_that_makes_no_sense_is_refused(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**change)
