@@ -155,7 +155,7 @@ def logit_lens(
     model: HookedTransformer,
     x: Any,
     *,
-    sites: Any = ("embed", "resid_post:*"),
+    sites: Any = None,
     answer: str | int | None = None,
     k: int = 5,
 ) -> LensResult:
@@ -164,32 +164,39 @@ def logit_lens(
     Args:
         model: any loaded model.
         x: a text, texts, token ids or Tokens.
-        sites: places in the residual stream; the last one must be the last layer's resid_post.
+        sites: places in the residual stream; None for the embedding and the stream after each block. The last block's end
+            is always among them.
         answer: a token (text or id) to follow; None follows the final layer's own top prediction at each token.
         k: how many top tokens to keep.
 
     Raises:
         ValueError: a site outside the residual stream (its norm is not the stream's), or an answer of several tokens.
     """
-    names = model.expand_sites(sites)
-    odd = [name for name in names if kind_of(name).kind not in STREAM]
+    # Where blocks norm the stream itself, it is the normed one that the next block and the unembedding read.
+    end = "normalized_resid_post" if model.cfg.norm_placement == "post_ln" else "resid_post"
+    stream_kinds = ("embed", "resid_pre", end) if end != "resid_post" else STREAM
+    names = model.expand_sites(("embed", f"{end}:*") if sites is None else sites)
+    odd = [name for name in names if kind_of(name).kind not in stream_kinds]
     if odd:
-        raise ValueError(f"{odd[0]} is not the residual stream, whose norm the lens applies; use {', '.join(STREAM)}")
-    last = f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
+        raise ValueError(
+            f"{odd[0]} is not the residual stream as the lens reads it, with the final norm; use {', '.join(stream_kinds)}"
+        )
+    last = site_names.full_name(f"{end}:{model.cfg.n_layers - 1}")
     if last not in names:
         names = [*names, last]
     if not 1 <= k <= model.cfg.d_vocab:
         raise ValueError(f"k must lie in 1..{model.cfg.d_vocab}, got {k}")
     target = _answer_id(model, answer)
-    _, cache = model.run_with_cache(x, sites=names, stop_at_layer=model.cfg.n_layers)
+    _, cache = model.run_with_cache(x, sites=[*names, "resid_pre:0"], stop_at_layer=model.cfg.n_layers)
     tokens = cache.tokens
     for name in names:
         refuse_not_finite(cache[name], tokens)
     text, column = tokens.mask.nonzero(as_tuple=True)
     ids = tokens.ids[text, column]
     following = torch.full_like(ids, -1)
-    following[:-1] = torch.where(text[1:] == text[:-1], ids[1:], -1)
-    streams = [_embedding(model, cache, name)[text, column] for name in names]
+    if model.cfg.causal:  # an encoder has seen the next token
+        following[:-1] = torch.where(text[1:] == text[:-1], ids[1:], -1)
+    streams = [_stream(cache, name)[text, column] for name in names]
     parts = [
         _read(model, [stream[i : i + CHUNK] for stream in streams], following[i : i + CHUNK], target, k)
         for i in range(0, len(ids), CHUNK)
@@ -214,11 +221,9 @@ def logit_lens(
     )
 
 
-def _embedding(model: HookedTransformer, cache: Any, name: str) -> Tensor:
-    """The stream at a site; the embedding site of a model with learned positions counts with its positions."""
-    if name == "hook_embed" and model.pos_embed is not None:
-        return cache[name] + model.pos_embed(cache.tokens.positions)
-    return cache[name]
+def _stream(cache: Any, name: str) -> Tensor:
+    """The stream at a site; the embedding counts with all that is added to it before the first block reads it."""
+    return cache["resid_pre", 0] if name == "hook_embed" else cache[name]
 
 
 def _read(

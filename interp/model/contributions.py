@@ -299,9 +299,8 @@ def _by_head(z: Float[Tensor, "*rows head d_v"], weights: Float[Tensor, "head d_
 def _linear_part(norm: Norm, value: Tensor) -> Tensor:
     """A norm with scale 1 and without its bias."""
     value = value - value.mean(-1, keepdim=True) if norm.centred else value
-    if norm.weight is None:
-        return value
-    return value * (1.0 + norm.weight if norm.offset else norm.weight)
+    multiplier = norm.multiplier()
+    return value if multiplier is None else value * multiplier
 
 
 def _own_bias(norm: Norm | None) -> Tensor | float:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.hooks import HookPoint
 from interp.model.attention import Attention, PassInputs, SplitInputs
 from interp.model.config import ModelConfig
 from interp.model.linear import Linear
@@ -34,6 +35,11 @@ class LatentAttention(Attention):
         self.kv_down = Linear(cfg.d_model, latent.kv_rank + latent.d_rope, bias, dtype)
         self.kv_norm = Norm(latent.kv_rank, "rms", 1e-6, dtype)
         self.kv = Linear(latent.kv_rank, cfg.n_heads * (self.d_nope + latent.d_v), False, dtype)
+
+    def points(self) -> list[HookPoint]:
+        """The sites in the order of computation: queries are rotated before the latent vector is expanded."""
+        inner = [self.hook_attn_scores, self.hook_pattern, self.hook_z, self.hook_result]
+        return [self.hook_q, self.hook_rot_q, self.hook_k, self.hook_v, self.hook_rot_k, *inner]
 
     def _queries_keys_values(
         self, x: Float[Tensor, "batch pos d_model"], shared: PassInputs, split: SplitInputs

@@ -206,10 +206,8 @@ class LensStyle(NamedWeights):
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.cfg.d_vocab:
             raise ValueError(f"token ids must lie in 0..{self.cfg.d_vocab - 1}, got {int(ids.min())}..{int(ids.max())}")
         directions = self.unembedding()[ids.to(next(self.parameters()).device)]
-        norm = self.ln_final
-        if not gain or norm is None or norm.weight is None:
-            return directions
-        return directions * (1.0 + norm.weight if norm.offset else norm.weight)
+        multiplier = self.ln_final.multiplier() if gain and self.ln_final is not None else None
+        return directions if multiplier is None else directions * multiplier
 
     # ---------------------------------------------------------------------------------------------------------- prompt
 

@@ -78,12 +78,19 @@ class Norm(nn.Module):
 
     def gain(self, normalized: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
         """normalised value times gain, plus bias."""
-        if self.weight is None:
+        multiplier = self.multiplier()
+        if multiplier is None:
             return normalized
-        if self.offset:  # 1 + weight needs more digits than bf16 has
-            return (accumulate(normalized) * (1.0 + accumulate(self.weight))).to(normalized.dtype)
-        scaled = normalized * self.weight
+        if self.offset:
+            return (accumulate(normalized) * multiplier).to(normalized.dtype)
+        scaled = normalized * multiplier
         return scaled if self.bias is None else scaled + self.bias
+
+    def multiplier(self) -> Float[Tensor, " width"] | None:
+        """What the normalised value is multiplied by: the weight, or 1 + weight in at least fp32; None for no norm."""
+        if self.weight is None or not self.offset:
+            return self.weight
+        return 1.0 + accumulate(self.weight)
 
     def silent(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
         """The norm without its sites, for a lens that must not fire hooks."""

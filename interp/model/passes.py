@@ -70,7 +70,7 @@ class ForwardPass(NamedWeights):
         self.rope = Rope(cfg) if cfg.positional == "rope" else None
         own = self.rope is not None and cfg.rope_theta_local is not None
         self.rope_local = Rope(cfg, local=True) if own else self.rope
-        self.sinusoids = sinusoids(cfg.n_ctx, cfg.d_model, dtype) if cfg.positional == "sinusoidal" else None
+        self.sinusoids = sinusoids(cfg.n_ctx, cfg.d_model) if cfg.positional == "sinusoidal" else None
         self.slopes = alibi_slopes(cfg.n_heads) if cfg.positional == "alibi" else None
         self.hook_embed = HookPoint("hook_embed", self.run)
         self.hook_pos_embed = HookPoint("hook_pos_embed", self.run)
@@ -161,8 +161,8 @@ class ForwardPass(NamedWeights):
         if self.pos_embed is not None:
             resid = resid + self.hook_pos_embed(self.pos_embed(positions))
         if self.sinusoids is not None:
-            self.sinusoids = self.sinusoids.to(self.device, self.dtype)
-            resid = resid + self.hook_pos_embed(self.sinusoids[positions])
+            self.sinusoids = self.sinusoids.to(self.device)
+            resid = resid + self.hook_pos_embed(self.sinusoids[positions].to(self.dtype))
         if self.type_embed is not None:
             resid = resid + self.hook_token_type_embed(self.type_embed(torch.zeros_like(tokens.ids)))
         if self.embed_norm is not None and self.cfg.embed_norm == "sum":

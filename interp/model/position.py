@@ -154,12 +154,11 @@ def rotate(
     return torch.addcmul(x * cos, partner, sin)
 
 
-def sinusoids(n_ctx: int, d_model: int, dtype: torch.dtype) -> Float[Tensor, "n_ctx d_model"]:
+def sinusoids(n_ctx: int, d_model: int) -> Float[Tensor, "n_ctx d_model"]:
     """The fixed table of Vaswani et al. 2017 (arXiv 1706.03762): sines at even dimensions, cosines at odd ones."""
     steps = torch.arange(0, d_model, 2, dtype=torch.float64)
     angles = torch.arange(n_ctx, dtype=torch.float64)[:, None] * 10000.0 ** (-steps / d_model)
-    table = torch.stack((angles.sin(), angles.cos()), -1).flatten(1)[:, :d_model]
-    return table.to(dtype)
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(1)[:, :d_model]
 
 
 def alibi_slopes(n_heads: int) -> Float[Tensor, " head"]:

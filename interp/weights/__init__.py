@@ -1,4 +1,4 @@
 """Pretrained weights: from a catalogue name, a hub id, a folder or a GGUF file to a HookedTransformer.
 
-Read `load.py` first. `family.py` says what a family is; `llama.py` and `gpt2.py` are one family each.
+Read `load.py` first. `family.py` says what a family is, `families.py` which there are; each has a file of its own.
 """

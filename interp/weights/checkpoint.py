@@ -60,6 +60,14 @@ class SafetensorsFiles(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return self._open[self._files[name]].get_tensor(name)
 
+    def apart(self, name: str) -> Tensor:
+        """The same tensor from a mapping of its own, whose pages leave the memory when the tensor is let go.
+
+        Pages that were read through the shared mapping stay as long as any tensor of the file is in use, which doubles
+        the memory of a model whose tensors are copied (to another dtype, or out of a joint projection).
+        """
+        return _opened(self._files[name]).get_tensor(name)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
 

@@ -1,16 +1,19 @@
 """What a model family is: a table from checkpoint names to ours, and how its config.json becomes a ModelConfig.
 
-To add a family, write one file like `llama.py` and add its `Family` to `FAMILIES` in `load.py`:
+To add a family, write one file like `llama.py` and add its `Family` to `FAMILIES` in `families.py`:
 
-1. `rules`: one `Rule` for each kind of parameter, checkpoint name -> our name. `{l}` stands for the layer.
+1. `rules`: one `Rule` for each kind of parameter, checkpoint name -> our name. `{l}` stands for the layer, `{e}` for the
+   expert.
 2. `configure`: config.json -> ModelConfig. Whatever changes the computation and is not supported is refused there; an
-   option that is ignored would make every activation silently wrong.
+   option that is ignored would make every activation silently wrong. `options.py` reads what many families share.
 3. `gguf`: the same for GGUF files, where the family has them.
+4. A test that compares a tiny random model with transformers (`tests/support/parity.py`).
 
 `fill` is strict: every tensor of the checkpoint is used or known to be no weight, every parameter gets one, and all
-shapes match.
+shapes match. It holds one tensor at a time beside the model.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor
 
 from interp.model import ModelConfig
+from interp.weights.checkpoint import SafetensorsFiles
 
 View = Callable[[Tensor, ModelConfig], Tensor]
 
@@ -30,7 +34,8 @@ class Rule:
     theirs: str
     """Name in the checkpoint, without the family's prefix."""
     ours: str
-    """Name of the parameter; where the model has none (a bias that the configuration lacks) the rule is void."""
+    """Name of the parameter; where the model has none (a bias that the configuration lacks) the rule is void. `{e}` here
+    alone: the tensor holds all experts, one after the other."""
     view: View | None = None
     """Makes our layout from theirs, by a view where that is possible. None: it is the same."""
 
@@ -64,17 +69,52 @@ class Family:
     """(config.json, model name) -> ModelConfig."""
     rules: tuple[Rule, ...]
     ignorable: tuple[str, ...]
-    """Tensors that are no weights, such as masks and rotary tables that old files hold."""
+    """Tensors that are no weights, such as masks and rotary tables that old files hold. A `*` in the end stands for any
+    rest, `{n}` for the number of layers (what stands behind the last)."""
     gguf: GGUF | None = None
+    architectures: tuple[str, ...] = ()
+    """Other words that mean the same weights, such as the bare decoder's."""
+    other_prefixes: tuple[str, ...] = ()
+    """What stands before the names in files of those, longest first."""
+    members: str = ""
+    """Well-known models of the family."""
+    attention: str = ""
+    """Kinds of attention that it may have."""
+    positions: str = ""
+    """How it knows where a token stands."""
+    norm: str = ""
+    """Which norms, and where."""
+    note: str = ""
+    """What its user must know."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All words in `architectures` that mean this family."""
+        return (self.architecture, *self.architectures)
 
 
-def expand(rules: Iterable[Rule], n_layers: int) -> list[Rule]:
-    """The table with `{l}` written out."""
+def expand(rules: Iterable[Rule], n_layers: int, n_experts: int = 0) -> list[Rule]:
+    """The table with `{l}` and `{e}` written out."""
     rows: list[Rule] = []
     for rule in rules:
         layers = range(n_layers) if "{l}" in rule.theirs else range(1)
-        rows += [Rule(rule.theirs.replace("{l}", str(i)), rule.ours.replace("{l}", str(i)), rule.view) for i in layers]
+        experts = range(n_experts) if "{e}" in rule.theirs + rule.ours else range(1)
+        joint = "{e}" in rule.ours and "{e}" not in rule.theirs
+        for layer, expert in itertools.product(layers, experts):
+            theirs, ours = (
+                name.replace("{l}", str(layer)).replace("{e}", str(expert)) for name in (rule.theirs, rule.ours)
+            )
+            rows.append(Rule(theirs, ours, _of_expert(expert, rule.view) if joint else rule.view))
     return rows
+
+
+def _of_expert(expert: int, view: View | None) -> View:
+    """One expert's part of a tensor that holds all of them."""
+
+    def part(joint: Tensor, cfg: ModelConfig) -> Tensor:
+        return joint[expert] if view is None else view(joint[expert], cfg)
+
+    return part
 
 
 def fill(
@@ -96,33 +136,62 @@ def fill(
     Raises:
         ValueError: tensors that no rule knows, parameters that none fills, or shapes that differ; all are listed.
     """
-    found = {name.removeprefix(family.prefix): name for name in tensors}
+    found = _without_prefixes(family, tensors)
+    n_experts = cfg.experts.n_experts if cfg.experts is not None else 0
+    rules = expand(family.rules, cfg.n_layers, n_experts)
+    by_tensor: dict[str, list[Rule]] = {}
+    for rule in rules:
+        if rule.ours in shapes and rule.theirs in found:
+            by_tensor.setdefault(rule.theirs, []).append(rule)
     state: dict[str, Tensor] = {}
-    used: set[str] = set()
     wrong: list[str] = []
-    for rule in expand(family.rules, cfg.n_layers):
-        if rule.ours not in shapes or rule.theirs not in found:
-            continue
-        used.add(rule.theirs)
-        tensor = tensors[found[rule.theirs]]
-        tensor = tensor if rule.view is None else rule.view(tensor, cfg)
-        if tuple(tensor.shape) != tuple(shapes[rule.ours]):
-            wrong.append(f"{found[rule.theirs]} is {list(tensor.shape)}, expected {list(shapes[rule.ours])}")
-        if not tensor.is_floating_point():
-            wrong.append(f"{found[rule.theirs]} holds {tensor.dtype}: quantised checkpoints are not read")
-        state[rule.ours] = tensor.to(dtype)
-    ignorable = {rule.theirs for rule in expand((Rule(name, "") for name in family.ignorable), cfg.n_layers)}
-    if cfg.tie_embeddings and "lm_head.weight" in found and "embed.weight" in state:
-        _check_tied(tensors[found["lm_head.weight"]], state["embed.weight"])
-        ignorable.add("lm_head.weight")
-    _complain(cfg, unknown=sorted(set(found) - used - ignorable), missing=sorted(set(shapes) - set(state)), wrong=wrong)
+    # Tensor by tensor, not rule by rule: a joint projection is read once, and let go before the next one is read.
+    for theirs, parts in by_tensor.items():
+        whole = _taken(tensors, found[theirs], dtype, viewed=any(rule.view is not None for rule in parts))
+        if not whole.is_floating_point():
+            wrong.append(f"{found[theirs]} holds {whole.dtype}: quantised checkpoints are not read")
+        for rule in parts:
+            part = whole if rule.view is None else rule.view(whole, cfg)
+            if tuple(part.shape) != tuple(shapes[rule.ours]):
+                wrong.append(f"{found[theirs]} is {list(part.shape)}, expected {list(shapes[rule.ours])}")
+            state[rule.ours] = part.to(dtype)
+    no_weights = (Rule(name.replace("{n}", str(cfg.n_layers)), "") for name in family.ignorable)
+    ignorable = {rule.theirs for rule in expand(no_weights, cfg.n_layers, n_experts)}
+    heads = {rule.theirs for rule in rules if rule.ours == "unembed.weight" and rule.theirs in found}
+    if cfg.tie_embeddings and "embed.weight" in state:
+        for head in heads:
+            _check_tied(found[head], tensors[found[head]], state["embed.weight"])
+        ignorable |= heads
+    anything = tuple(name.removesuffix("*") for name in ignorable if name.endswith("*"))
+    unknown = {name for name in set(found) - set(by_tensor) - ignorable if not name.startswith(anything or ("\0",))}
+    _complain(cfg, unknown=sorted(unknown), missing=sorted(set(shapes) - set(state)), wrong=wrong)
     return state
 
 
-def _check_tied(head: Tensor, embedding: Tensor) -> None:
+def _without_prefixes(family: Family, tensors: Iterable[str]) -> dict[str, str]:
+    """Name as in the table -> name in the file."""
+    found: dict[str, str] = {}
+    for name in tensors:
+        prefixes = (*family.other_prefixes, family.prefix)
+        bare = name.removeprefix(next((prefix for prefix in prefixes if name.startswith(prefix)), ""))
+        if bare in found:
+            raise ValueError(f"the file holds both {found[bare]} and {name}: one of them is not this model's")
+        found[bare] = name
+    return found
+
+
+def _taken(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, viewed: bool) -> Tensor:
+    """One tensor; by itself where it is going to be copied, so that its pages of the file do not stay in memory."""
+    tensor = tensors[name]
+    if isinstance(tensors, SafetensorsFiles) and (viewed or tensor.dtype != dtype):
+        return tensors.apart(name)
+    return tensor
+
+
+def _check_tied(name: str, head: Tensor, embedding: Tensor) -> None:
     if not torch.equal(head.to(embedding.dtype), embedding):
         raise ValueError(
-            "config.json ties the unembedding to the embedding, but the file holds another lm_head.weight: "
+            f"config.json ties the unembedding to the embedding, but the file holds another {name}: "
             'set "tie_word_embeddings": false in config.json'
         )
 
@@ -166,6 +235,7 @@ ACTIVATION = {
     "swish": "silu",
     "gelu": "gelu",
     "gelu_new": "gelu_new",
+    "gelu_fast": "gelu_new",
     "gelu_pytorch_tanh": "gelu_new",
     "relu": "relu",
 }

@@ -28,13 +28,16 @@ WHOLE = (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16, gguf.GGML
 class GGUFTensors(Mapping[str, Tensor]):
     """The tensors under their checkpoint names, dequantised to fp32 when asked for."""
 
-    def __init__(self, tensors: Mapping[str, gguf.ReaderTensor], rules: Mapping[str, Rule], cfg: ModelConfig) -> None:
+    def __init__(
+        self, path: Path, tensors: Mapping[str, gguf.ReaderTensor], rules: Mapping[str, Rule], cfg: ModelConfig
+    ) -> None:
+        self._path = path
         self._rows = {rules[name].ours if name in rules else name: (name, tensor) for name, tensor in tensors.items()}
         self._rules, self._cfg = rules, cfg
 
     def __getitem__(self, name: str) -> Tensor:
         theirs, tensor = self._rows[name]
-        values = torch.from_numpy(dequantise(tensor))
+        values = torch.from_numpy(dequantise(self._path, tensor))
         view = self._rules[theirs].view if theirs in self._rules else None
         return values if view is None else view(values, self._cfg)
 
@@ -45,15 +48,20 @@ class GGUFTensors(Mapping[str, Tensor]):
         return len(self._rows)
 
 
-def dequantise(tensor: gguf.ReaderTensor) -> np.ndarray:
-    """fp32 values of one tensor, in the order of its dimensions in torch; an own copy."""
+def dequantise(path: Path, tensor: gguf.ReaderTensor) -> np.ndarray:
+    """fp32 values of one tensor, in the order of its dimensions in torch; an own copy.
+
+    Read from the file, not through the reader's mapping: pages of a mapping would stay in memory beside the copies.
+    """
+    mapped = tensor.data
+    packed = np.fromfile(path, dtype=mapped.dtype, count=mapped.size, offset=tensor.data_offset).reshape(mapped.shape)
     try:
-        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        values = gguf.dequantize(packed, tensor.tensor_type)
     except NotImplementedError:
         raise ValueError(
             f"{tensor.name} is quantised as {tensor.tensor_type.name}, which cannot be read: use a file of another type"
         ) from None
-    return np.array(values, dtype=np.float32)
+    return np.ascontiguousarray(values, dtype=np.float32)
 
 
 def read_gguf(path: Path, families: Mapping[str, Family]) -> Checkpoint:
@@ -81,13 +89,13 @@ def read_gguf(path: Path, families: Mapping[str, Family]) -> Checkpoint:
     if "token_embd.weight" not in shapes:
         raise ValueError(f"{path} holds no weights (token_embd.weight is missing): it is a vocabulary or an adapter")
     # Small tables that the configuration depends on are looked at like metadata.
-    metadata |= {name: dequantise(tensors.pop(name)) for name in family.gguf.ignorable if name in tensors}
+    metadata |= {name: dequantise(path, tensors.pop(name)) for name in family.gguf.ignorable if name in tensors}
     config = family.gguf.configure(metadata, shapes)
     cfg = family.configure(config, path.stem)
     rules = {rule.theirs: rule for rule in expand(family.gguf.rules, cfg.n_layers)}
     beside = path.parent / "tokenizer.json"
     tokenizer = Tokenizer.from_file(beside) if beside.is_file() else build_tokenizer(metadata, path.stem)
-    return Checkpoint(config, GGUFTensors(tensors, rules, cfg), tokenizer, path.stem, _note(tensors))
+    return Checkpoint(config, GGUFTensors(path, tensors, rules, cfg), tokenizer, path.stem, _note(tensors))
 
 
 def _note(tensors: Mapping[str, gguf.ReaderTensor]) -> str:

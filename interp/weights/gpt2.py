@@ -79,6 +79,7 @@ def configure(config: Mapping[str, Any], name: str) -> ModelConfig:
         norm="layer",
         norm_eps=need(config, "layer_norm_epsilon", 1e-5),
         positional="learned",
+        attention_dropout=float(config.get("attn_pdrop", 0.1)),
         qkv_bias=True,
         out_bias=True,
         mlp_bias=True,
@@ -148,4 +149,9 @@ FAMILY = Family(
     rules=RULES,
     ignorable=("h.{l}.attn.bias", "h.{l}.attn.masked_bias"),
     gguf=GGUF("gpt2", configure_gguf, GGUF_RULES),
+    architectures=("GPT2Model",),
+    members="GPT-2 small to XL, DistilGPT-2",
+    attention="multi-head",
+    positions="learned",
+    norm="LayerNorm before",
 )

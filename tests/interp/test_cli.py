@@ -143,9 +143,20 @@ def test_calibrate_and_listings(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out)["n"] == 20
     assert status(["calibrate", str(file), "--p", "confidance", "--y", "right", "--meaning", "p_top"]) == 2
     assert "confidence" in capsys.readouterr().err
-    for verb, name in (("models", "smollm2-135m"), ("datasets", "cities")):
-        assert status([verb, "--json"]) == 0
-        assert any(name in row["name"] for row in json.loads(capsys.readouterr().out))
+    assert status(["datasets", "--json"]) == 0
+    assert any("cities" in row["name"] for row in json.loads(capsys.readouterr().out))
+
+
+def test_models_lists_the_catalogue_and_the_families(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status(["models", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert any("smollm2-135m" in row["name"] for row in found["models"])
+    gguf = {row["family"]: row["gguf"] for row in found["families"]}
+    assert (gguf["llama"], gguf["bert"]) == (True, False)
+    assert status(["models"]) == 0
+    shown = capsys.readouterr().out
+    assert "smollm2-135m" in shown
+    assert all(family in shown for family in gguf)
 
 
 def test_an_unforeseen_error_is_status_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

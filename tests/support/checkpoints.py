@@ -62,21 +62,31 @@ def byte_backend() -> tokenizers.Tokenizer:
 # -------------------------------------------------------------------------------------------------------------- GGUF
 
 Q = gguf.GGMLQuantizationType
+_PROJECTIONS = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+}
+_PRE = {**_PROJECTIONS, "post_attention_layernorm": "ffn_norm"}
+_SANDWICH = {
+    **_PROJECTIONS,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 HF_TO_GGUF = {
-    "llama": {
-        "model.embed_tokens": "token_embd",
-        "model.norm": "output_norm",
-        "lm_head": "output",
-        "input_layernorm": "attn_norm",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "post_attention_layernorm": "ffn_norm",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-    },
+    **dict.fromkeys(("llama", "qwen2", "qwen3", "gemma"), _PRE),
+    **dict.fromkeys(("gemma2", "gemma3"), _SANDWICH),
     "gpt2": {
         "transformer.wte": "token_embd",
         "transformer.wpe": "position_embd",
@@ -90,6 +100,7 @@ HF_TO_GGUF = {
         "mlp.c_proj": "ffn_down",
     },
 }
+"""Architecture in the file -> transformers' names -> llama.cpp's (gguf-py's `tensor_mapping.py`)."""
 
 
 def permute(weight: np.ndarray, n_heads: int) -> np.ndarray:
@@ -111,21 +122,20 @@ def write_gguf(
     `extra` are further metadata (`llama__rope__scaling__type`: the double underscores are dots) or whole tensors.
     """
     config = model.config
-    kind = config.model_type
+    kind = architecture_of(model)
     writer = gguf.GGUFWriter(path, kind)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_head_count(config.num_attention_heads)
-    if kind == "llama":
+    if kind == "gpt2":
+        writer.add_feed_forward_length(4 * config.n_embd)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    else:
         writer.add_feed_forward_length(config.intermediate_size)
         writer.add_head_count_kv(config.num_key_value_heads)
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-        writer.add_rope_dimension_count(config.head_dim)
-        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    else:
-        writer.add_feed_forward_length(4 * config.n_embd)
-        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+        _add_options(writer, config, kind)
     if tokenizer:
         add_tokenizer(writer, byte_backend(), pre="gpt-2")
     for key, value in extra.items():
@@ -136,14 +146,44 @@ def write_gguf(
         if not (tied and name == "lm_head.weight"):
             rounded[name] = _add_weight(writer, model, name, weight, quant)
     if tied:
-        rounded["lm_head.weight"] = rounded[
-            "model.embed_tokens.weight" if kind == "llama" else "transformer.wte.weight"
-        ]
+        rounded["lm_head.weight"] = rounded["transformer.wte.weight" if kind == "gpt2" else "model.embed_tokens.weight"]
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return rounded
+
+
+def architecture_of(model: PreTrainedModel) -> str:
+    """llama.cpp's word for it."""
+    return model.config.model_type.removesuffix("_text")
+
+
+def _add_options(writer: gguf.GGUFWriter, config: Any, kind: str) -> None:
+    """What convert_hf_to_gguf.py writes for the architecture beyond the sizes."""
+    rope = config.rope_parameters
+    if kind == "gemma3":
+        writer.add_rope_freq_base(rope["full_attention"]["rope_theta"])
+        if rope["full_attention"]["rope_type"] == "linear":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(rope["full_attention"]["factor"])
+    elif kind != "gemma":
+        writer.add_rope_freq_base(rope["rope_theta"])
+        if rope["rope_type"] == "yarn":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+            writer.add_rope_scaling_factor(rope["factor"])
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if kind == "llama":
+        writer.add_rope_dimension_count(config.head_dim)
+    elif kind != "qwen2":
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    if kind in ("gemma2", "gemma3") and "sliding_attention" in config.layer_types:
+        writer.add_sliding_window(config.sliding_window)
+    if kind == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    if kind in ("gemma2", "gemma3") and config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
@@ -162,13 +202,15 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 def _add_weight(
     writer: gguf.GGUFWriter, model: PreTrainedModel, name: str, weight: torch.Tensor, quant: gguf.GGMLQuantizationType
 ) -> torch.Tensor:
-    kind, config, values = model.config.model_type, model.config, weight.numpy()
+    kind, config, values = architecture_of(model), model.config, weight.numpy()
     matrix, conv1d = values.ndim == 2 and "wpe" not in name, "c_" in name and values.ndim == 2
     renamed = name.replace("model.layers.", "blk.").replace("transformer.h.", "blk.")
     for theirs, ours in HF_TO_GGUF[kind].items():
         renamed = renamed.replace(theirs, ours)
     heads = {"q_proj": config.num_attention_heads, "k_proj": getattr(config, "num_key_value_heads", 0)}
-    n_heads = next((n for part, n in heads.items() if part in name), None)
+    n_heads = next((n for part, n in heads.items() if part in name and kind == "llama"), None)
+    if kind.startswith("gemma") and name.endswith("norm.weight"):
+        values = values + 1
     values = values if n_heads is None else permute(values, n_heads)
     values = np.ascontiguousarray(values.T if conv1d else values)
     if not matrix or quant == Q.F32:

@@ -86,7 +86,7 @@ def tiny_config(family: str = "llama", **changes: object) -> ModelConfig:
 def tiny_model(family: str = "llama", seed: int = 0, scale: float = 8.0, **changes: object) -> HookedTransformer:
     """A random model with the byte tokenizer. `scale` enlarges the weights so that attention is not flat."""
     model = HookedTransformer(tiny_config(family, **changes), byte_tokenizer(), seed=seed)
-    for name, weight in model.named_parameters():
+    for weight in model.parameters():
         if weight.ndim > 1:
             weight.mul_(scale)
     return model

@@ -99,7 +99,7 @@ def test_adjacent_pairing_is_the_half_one_with_dimensions_reordered() -> None:
 
 
 def test_sinusoids_by_the_papers_formula() -> None:
-    table = sinusoids(50, 6, torch.float64)
+    table = sinusoids(50, 6)
     for position in (0, 1, 17):
         for i in range(3):
             angle = position / 10000 ** (2 * i / 6)

@@ -7,12 +7,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checkpoints import Q, byte_backend, random_gpt2, random_llama, write_gguf
+from checkpoints import LLAMA, Q, byte_backend, random_gpt2, random_llama, write_gguf
+from parity import assert_equal, our_layers, run_reference, shaken
 from tokenizers import pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from interp.weights import catalog, llama
+from interp.weights import catalog, gemma2, gemma3, llama
 from interp.weights.family import fill
 from interp.weights.load import load
 
@@ -83,6 +99,13 @@ def test_llama3_rotary_table(tmp_path: Path) -> None:
         load(tmp_path / "strange.gguf")
 
 
+def test_yarn(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+    theirs = random_llama(rope_parameters=yarn)
+    write_gguf(tmp_path / "tiny.gguf", theirs)
+    assert logits_difference(tmp_path / "tiny.gguf", theirs) < 1e-5
+
+
 def test_linear_rotary_scaling(tmp_path: Path) -> None:
     theirs = random_llama(rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0})
     scaling = {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 4.0}
@@ -98,7 +121,8 @@ def test_floats_of_the_metadata_are_decimals_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ({"llama__rope__scaling__type": "yarn", "llama__rope__scaling__factor": 2.0}, "rope scaling 'yarn'"),
+        ({"llama__rope__scaling__type": "odd", "llama__rope__scaling__factor": 2.0}, "rope scaling 'odd'"),
+        ({"llama__rope__scaling__yarn_beta_fast": 2.0}, r"rope\.scaling\.yarn_beta_fast"),
         ({"llama__attention__sliding_window": 4096}, r"attention\.sliding_window"),
         ({"llama__expert_count": 8}, "expert_count"),
         ({"llama__attention__key_length": 32}, "partly rotary or unequal heads"),
@@ -114,8 +138,110 @@ def test_options_that_are_refused(extra: dict[str, Any], words: str, tmp_path: P
 def test_other_architectures_are_refused(tmp_path: Path) -> None:
     data = _written(tmp_path / "tiny.gguf").replace(b"llama", b"mamba")
     (tmp_path / "tiny.gguf").write_bytes(data)
-    with pytest.raises(ValueError, match=r"architecture 'mamba'; supported are gpt2, llama"):
+    with pytest.raises(ValueError, match=r"architecture 'mamba'; supported are gemma, gemma2, .*llama"):
         load(tmp_path / "tiny.gguf")
+
+
+# ----------------------------------------------------------------------------------------------- the other families
+
+SIZES: dict[str, Any] = {**LLAMA, "num_hidden_layers": 7, "attn_implementation": "eager"}
+WINDOW = {"sliding_window": 5}
+GLOBAL = {"rope_type": "linear", "factor": 8.0, "rope_theta": 700.0}
+LOCAL = {"rope_type": "default", "rope_theta": 10000.0}
+QWEN2_YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16}
+OTHERS: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
+    "qwen2, tied, YaRN": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True, "rope_parameters": QWEN2_YARN}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32, "rope_parameters": {**LOCAL, "rope_theta": 1e6}}),
+    "gemma": (GemmaForCausalLM, GemmaConfig, {"head_dim": 32, "num_key_value_heads": 1}),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config, {"head_dim": 32, "query_pre_attn_scalar": 32, **WINDOW}),
+    "gemma3": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        {
+            "head_dim": 32,
+            "query_pre_attn_scalar": 32,
+            "rope_parameters": {"full_attention": GLOBAL, "sliding_attention": LOCAL},
+            **WINDOW,
+        },
+    ),
+    "gemma3, capped, no window": (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "final_logit_softcapping": 3.0,
+            "layer_types": ["full_attention"] * 7,
+        },
+    ),
+}
+
+
+def other(case: str) -> PreTrainedModel:
+    make, configuration, changes = OTHERS[case]
+    torch.manual_seed(0)
+    return shaken(make(configuration(**{**SIZES, **changes})), matrices=0.1)
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_families(case: str, tmp_path: Path) -> None:
+    theirs = other(case)
+    write_gguf(tmp_path / "tiny.gguf", theirs)
+    ours = load(tmp_path / "tiny.gguf")
+    assert ours.cfg.family == case.split(",")[0]
+    assert_equal(our_layers(ours, IDS), run_reference(theirs, IDS), 2e-5)  # a norm is rounded once more with its 1
+
+
+@pytest.mark.parametrize("case", ["qwen3", "gemma3"])
+def test_other_families_quantised(case: str, tmp_path: Path) -> None:
+    theirs = other(case)
+    rounded = write_gguf(tmp_path / "tiny.gguf", theirs, quant=Q.Q8_0)
+    theirs.load_state_dict(rounded)
+    ours = load(tmp_path / "tiny.gguf")
+    assert ours.note == "dequantised Q8_0"
+    assert_equal(our_layers(ours, IDS), run_reference(theirs, IDS), 2e-5)
+
+
+def test_gemma3_names_the_pattern_and_the_local_base_in_newer_files(tmp_path: Path) -> None:
+    theirs = other("gemma3")
+    for extra in ({"gemma3__attention__sliding_window_pattern": 3}, {"gemma3__rope__freq_base_swa": 90.0}):
+        write_gguf(tmp_path / "tiny.gguf", theirs, **extra)
+        cfg = load(tmp_path / "tiny.gguf").cfg
+        first = 2 if "gemma3__attention__sliding_window_pattern" in extra else 5
+        assert next(layer for layer in range(7) if not cfg.has_window(layer)) == first
+        assert cfg.rope_theta_local == extra.get("gemma3__rope__freq_base_swa", 10000.0)
+
+
+def test_the_largest_gemma_models_scale_their_scores_otherwise() -> None:
+    shape = {"token_embd.weight": (260, 64)}
+    for architecture, largest, configure in (
+        ("gemma2", 46, gemma2.configure_gguf),
+        ("gemma3", 62, gemma3.configure_gguf),
+    ):
+        sizes = {"embedding_length": 64, "attention.head_count": 4, "attention.key_length": 32}
+        for layers, expected in ((largest, 16), (largest - 1, 32)):
+            metadata = {f"{architecture}.{key}": value for key, value in {**sizes, "block_count": layers}.items()}
+            assert configure(metadata, shape)["query_pre_attn_scalar"] == expected
+
+
+@pytest.mark.parametrize(
+    ("case", "extra", "words"),
+    [
+        ("qwen3", {"qwen3__attention__sliding_window": 5}, r"\['attention\.sliding_window'\], which the Qwen3 family"),
+        ("gemma", {"gemma__final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ("gemma2", {"gemma2__rope__dimension_count": 16}, "partly rotary or unequal heads"),
+    ],
+)
+def test_options_of_other_families_that_are_refused(
+    case: str, extra: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", other(case), **extra)
+    with pytest.raises(ValueError, match=words):
+        load(tmp_path / "tiny.gguf")
+
+
+# ------------------------------------------------------------------------------------------------------ files at hand
 
 
 def test_damaged_files(tmp_path: Path) -> None:

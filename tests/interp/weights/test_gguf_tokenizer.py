@@ -1,10 +1,12 @@
 """Tokenizers from GGUF metadata: the ids of the tokenizer that the metadata was written from."""
 
+import io
 import json
 from pathlib import Path
 
 import gguf
 import pytest
+import sentencepiece
 import tokenizers
 from checkpoints import add_tokenizer
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
@@ -158,6 +160,58 @@ def test_sentencepiece_without_prefix_space(tmp_path: Path) -> None:
     assert ours.decode(ids) == "the dog"
     assert "".join(view.text for view in ours.views(ids)) == "the dog"
     assert ours.encode(" the dog", bos=False) != ids
+
+
+RUNS = ["▁" * n for n in (2, 3, 4)] + ["\n", "\n\n"]
+
+
+@pytest.fixture(scope="module")
+def gemma() -> sentencepiece.SentencePieceProcessor:
+    """A SentencePiece BPE of Gemma's kind: no prefix space, bytes to fall back to, runs of spaces and lines whole."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter([*CORPUS[:2], *CORPUS[4:6]] * 8), model_writer=model, model_type="bpe", vocab_size=440,
+        byte_fallback=True, pad_id=0, eos_id=1, bos_id=2, unk_id=3, pad_piece="<pad>", eos_piece="<eos>",
+        bos_piece="<bos>", control_symbols=["<start_of_turn>"], user_defined_symbols=RUNS, add_dummy_prefix=False,
+        remove_extra_whitespaces=False, normalization_rule_name="identity", minloglevel=2,
+        hard_vocab_limit=False, character_coverage=0.98,
+    )  # fmt: skip
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+
+
+@pytest.mark.parametrize("runs_are", ["user-defined", "normal"])
+def test_gemma_ids_are_sentencepieces(
+    gemma: sentencepiece.SentencePieceProcessor, runs_are: str, tmp_path: Path
+) -> None:
+    """llama.cpp writes runs of spaces as user-defined tokens where tokenizer_config.json lists them, else as normal."""
+    pieces = [gemma.IdToPiece(i) for i in range(gemma.GetPieceSize())]
+    kinds = [
+        2 if gemma.IsUnknown(i) else 3 if gemma.IsControl(i) else 6 if gemma.IsByte(i) else 1
+        for i in range(len(pieces))
+    ]
+    if runs_are == "user-defined":
+        kinds = [4 if piece in RUNS else kind for piece, kind in zip(pieces, kinds)]
+    path = tmp_path / "t.gguf"
+    writer = gguf.GGUFWriter(path, "gemma2")
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([piece.replace("▁", " ") if kind == 4 else piece for piece, kind in zip(pieces, kinds)])
+    writer.add_token_scores([gemma.GetScore(i) for i in range(len(pieces))])
+    writer.add_token_types(kinds)
+    for name, value in (("padding", 0), ("eos", 1), ("bos", 2), ("unknown", 3)):
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", value)
+    for name, flag in (("add_bos_token", True), ("add_eos_token", False), ("add_space_prefix", False)):
+        writer.add_bool(f"tokenizer.ggml.{name}", flag)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    ours = rebuilt(path)
+    assert (ours.pad_id, ours.eos_id, ours.bos_id, ours.add_bos) == (0, 1, 2, True)
+    code = "def f():\n    if x:\n\n       return   1  \n"
+    for text in (*CORPUS[:6], code, " a", "  a", "a ", ""):
+        assert ours.encode(text) == [2, *gemma.EncodeAsIds(text)], text
+        assert "".join(view.text for view in ours.views(ours.encode(text), bos_added=True)) == text
+    assert ours.encode("<start_of_turn>a", bos=False) == [gemma.PieceToId("<start_of_turn>"), *gemma.EncodeAsIds("a")]
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import byte_backend, random_gpt2, random_llama
+from checkpoints import Q, byte_backend, random_gpt2, random_llama, write_gguf
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaForCausalLM
 
 from interp.model import HookedTransformer
 from interp.weights.load import load
@@ -57,6 +57,8 @@ def test_unknown_names(name: str, words: str) -> None:
 def test_wrong_arguments(folder: Path) -> None:
     with pytest.raises(ValueError, match="dtype 'int8' is not supported; choose one of float32"):
         load(folder, dtype="int8")
+    with pytest.raises(ValueError, match="quantize='int4' is unknown: use 'int8'"):
+        load(folder, quantize="int4")
     for device in ("abacus", "cuda:99"):
         with pytest.raises(ValueError, match=f"device '{device}' cannot be used here"):
             load(folder, device=device)
@@ -164,6 +166,16 @@ def test_a_half_precision_file_in_fp32(tmp_path: Path) -> None:
         assert float((load(tmp_path)(IDS) - theirs(IDS).logits).abs().max()) < 1e-5
 
 
+def test_int8_weights(folder: Path) -> None:
+    whole, rounded = load(folder), load(folder, quantize="int8")
+    assert "int8 weights, mean KL" in repr(rounded)
+    with torch.no_grad():
+        difference = (whole(IDS).softmax(-1) - rounded(IDS).softmax(-1)).abs().max()
+    assert 0 < float(difference) < 0.05
+    with pytest.raises(ValueError, match="this one is float16"):
+        load(folder, dtype="float16", quantize="int8")
+
+
 def test_edits_stay_in_memory(folder: Path) -> None:
     before = (folder / "model.safetensors").read_bytes()
     model = load(folder)
@@ -203,6 +215,55 @@ def test_weights_are_mapped_not_copied(folder: Path, tmp_path: Path) -> None:
         loaded, used = map(float, line.split())
         assert loaded < 5, "loading takes no memory of its own"
         assert used < 10, "reading the weights neither: they are pages of the file"
+
+
+PEAK = """
+import ctypes, sys
+from interp.weights.load import load
+
+def memory(key):  # megabytes
+    return next(int(line.split()[1]) / 1e3 for line in open("/proc/self/status") if line.startswith(key))
+
+load(sys.argv[1])
+for path, dtype in zip(sys.argv[2::2], sys.argv[3::2], strict=True):
+    ctypes.CDLL(None).malloc_trim(0)  # what the last model has freed
+    open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
+    before = memory("VmRSS")
+    model = load(path, dtype=dtype)
+    size = sum(weight.numel() * weight.element_size() for weight in model.parameters()) / 1e6
+    total = sum(float(weight.sum()) for weight in model.parameters())
+    print(size, memory("VmHWM") - before)
+    del model
+"""
+LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16, "vocab_size": 2000}
+
+
+def large_neox() -> GPTNeoXForCausalLM:
+    """Its file holds queries, keys and values of each head in turn: our parameters are copies."""
+    return GPTNeoXForCausalLM(GPTNeoXConfig(**LARGE, num_hidden_layers=3))
+
+
+def large_llama() -> LlamaForCausalLM:
+    return random_llama(**LARGE, num_hidden_layers=2)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts memory as Linux does")
+def test_loading_never_holds_the_weights_twice(folder: Path, tmp_path: Path) -> None:
+    """Peak memory, pages of the file counted: whatever the file's dtype, joint projections, or quantisation."""
+    llama, neox, packed = (tmp_path / name for name in ("llama-half", "neox", "q8.gguf"))
+    large_llama().bfloat16().save_pretrained(llama)
+    large_neox().save_pretrained(neox)
+    write_gguf(packed, large_llama(), quant=Q.Q8_0, tokenizer=False)
+    byte_backend().save(str(tmp_path / "tokenizer.json"))
+    # The promise is 1.15 times the weights and 100 MB; with so small models only a narrower bar sees a mistake. A file
+    # that is quantised or of another dtype costs one tensor in fp32 beside them.
+    cases = ((llama, "float32", 25), (neox, "float32", 25), (packed, "float32", 25), (neox, "bfloat16", 40))
+    arguments = [each for path, dtype, _ in cases for each in (path, dtype)]
+    for (path, dtype, more), line in zip(cases, in_child(PEAK, folder, *arguments).splitlines(), strict=True):
+        size, peak = map(float, line.split())
+        assert size > (130 if dtype == "float32" else 65)
+        assert peak < 1.05 * size + more, f"{path.name} in {dtype}: {peak:.0f} MB for {size:.0f} MB of weights"
 
 
 # --------------------------------------------------------------------------------------------------------------- hub
@@ -273,7 +334,7 @@ def test_later_loads_are_quick_and_small(smollm: HookedTransformer) -> None:
     for _ in range(3):  # another job may hold the processor
         seconds, peak, weights = map(float, in_child(LATER).split())
         assert weights == pytest.approx(538, abs=1)
-        assert peak < 1.25 * weights + 100
+        assert peak < 1.15 * weights + 100
         times.append(seconds)
         if seconds < 2.0:
             return
