@@ -48,8 +48,13 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(VENV)/.dev
-	@for script in benchmarks/forward.py; do $(BIN)/python $$script || exit 1; done
+$(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev
+	@echo "setting up $(VENV) with the peers of the benchmarks: a minute or two"
+	@$(PIP) -e '.[dev,bench]'
+	@touch $@
+
+bench: $(VENV)/.bench
+	@for script in benchmarks/forward.py benchmarks/generate.py benchmarks/load.py; do $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -16,7 +16,7 @@ from interp.hooks import HookPoint, RunState
 from interp.model.cache import KVCache
 from interp.model.config import ModelConfig
 from interp.model.kernels import fused_attention
-from interp.model.linear import Linear
+from interp.model.linear import Direct, Linear
 from interp.model.mask import masked_softmax
 from interp.model.norm import Norm
 from interp.model.position import rotate
@@ -59,7 +59,7 @@ class SplitInputs:
     v: Float[Tensor, "batch pos kv_head d_model"] | None = None
 
 
-class Attention(nn.Module):
+class Attention(Direct):
     """Self-attention of one block with TransformerLens' sites. k and v keep their kv_head axis."""
 
     q_norm: Norm | None

@@ -13,12 +13,13 @@ from interp.hooks import HookPoint, RunState
 from interp.model.attention import Attention, PassInputs, SplitInputs
 from interp.model.config import ModelConfig
 from interp.model.latent import LatentAttention
+from interp.model.linear import Direct
 from interp.model.mlp import MLP
 from interp.model.moe import MixtureOfExperts
 from interp.model.norm import Norm
 
 
-class Block(nn.Module):
+class Block(Direct):
     """What is added to the stream is `hook_attn_out` and `hook_mlp_out` in every arrangement."""
 
     ln1: Norm | None
@@ -118,8 +119,8 @@ class Block(nn.Module):
 
     def _split(self, resid: Float[Tensor, "batch pos d_model"]) -> SplitInputs | None:
         """The streams that heads read apart from each other, None while no hook made them differ."""
-        points = (self.hook_attn_in, self.hook_q_input, self.hook_k_input, self.hook_v_input)
-        if not any(point.handles for point in points):
+        attn_in, q, k, v = self.hook_attn_in, self.hook_q_input, self.hook_k_input, self.hook_v_input
+        if not (attn_in.handles or q.handles or k.handles or v.handles):
             return None
         queries = resid[:, :, None].expand(-1, -1, self.n_heads, -1)
         keys = resid[:, :, None].expand(-1, -1, self.kv_heads, -1)

@@ -7,6 +7,8 @@ installed. A soft-cap anywhere else has no fused kernel, and the caller computes
 
 import functools
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Bool, Float
@@ -62,6 +64,25 @@ def fused_attention(
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
+
+
+@contextmanager
+def products_of(n_rows: int, dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    """Inside the block, products of a single bfloat16 row on a CPU run in PyTorch's own kernel.
+
+    oneDNN, which PyTorch takes for all bfloat16 products, reads the weights at half the speed where there is one row to
+    multiply; both sum in fp32 and round once. The switch is the process's: products of other threads are as right
+    meanwhile, and slower if they have many rows.
+    """
+    alone = n_rows == 1 and dtype == torch.bfloat16 and device.type == "cpu"
+    if not (alone and torch.backends.mkldnn.enabled):
+        yield
+        return
+    torch.backends.mkldnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = True
 
 
 def _biased(bias: Tensor, mask: Tensor | None, causal: bool, n_queries: int, n_keys: int) -> Tensor:

@@ -6,6 +6,7 @@ from typing import Any, TypeGuard
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 
 
 def blank(*shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -13,7 +14,21 @@ def blank(*shape: int, dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape, dtype=dtype), requires_grad=False)
 
 
-class Linear(nn.Module):
+class Direct(nn.Module):
+    """A module that goes straight to `forward` while no torch hook is registered: twelve calls a layer add up where one
+    token is decoded at a time."""
+
+    def __call__(self, *args: Any) -> Any:
+        own = self.__dict__
+        watched = (
+            own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
+        )
+        if watched or module_hooks._global_forward_hooks or module_hooks._global_forward_pre_hooks:
+            return super().__call__(*args)
+        return self.forward(*args)
+
+
+class Linear(Direct):
     """y = x W^T + b with `weight` as [out, in]. Any strided view is a valid weight, so nothing is copied at load."""
 
     bias: nn.Parameter | None

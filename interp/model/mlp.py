@@ -5,12 +5,12 @@ from functools import partial
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from interp.hooks import HookPoint, RunState
 from interp.model.config import ModelConfig
-from interp.model.linear import Linear
+from interp.model.linear import Direct, Linear
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -20,7 +20,7 @@ ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class FeedForward(nn.Module):
+class FeedForward(Direct):
     """The weights of a feed-forward layer, without sites: one expert of many."""
 
     gate: Linear | None

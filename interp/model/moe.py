@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from interp.hooks import HookPoint, RunState
 from interp.model.config import ModelConfig
-from interp.model.linear import blank
+from interp.model.linear import Direct, blank
 from interp.model.mlp import FeedForward
 from interp.model.norm import accumulate
 
@@ -41,7 +41,7 @@ class Router(nn.Module):
         return nn.functional.linear(accumulate(x), accumulate(self.weight))
 
 
-class MixtureOfExperts(nn.Module):
+class MixtureOfExperts(Direct):
     """Experts in place of one block's MLP, with the router's sites."""
 
     shared: FeedForward | None

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from interp.hooks import HookPoint, RunState
-from interp.model.linear import blank
+from interp.model.linear import Direct, blank
 
 
 def accumulate(x: Tensor) -> Tensor:
@@ -17,7 +17,7 @@ def accumulate(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-class Norm(nn.Module):
+class Norm(Direct):
     """x -> (x - mean?) / scale * gain (+ bias). RMSNorm leaves the mean in and has no bias.
 
     Args:
@@ -59,9 +59,10 @@ class Norm(nn.Module):
         return [point for point in (self.hook_scale, self.hook_normalized) if point is not None]
 
     def forward(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
-        if self.hook_normalized is None:
+        scale, normalized = self.hook_scale, self.hook_normalized
+        if scale is None or normalized is None or not (scale.handles or normalized.handles):
             return self.silent(x)
-        return self.gain(self.hook_normalized(self.normalize(x)))
+        return self.gain(normalized(self.normalize(x)))
 
     def normalize(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
         """x divided by its scale, centred first in a LayerNorm; fires `hook_scale`."""
@@ -94,14 +95,19 @@ class Norm(nn.Module):
 
     def silent(self, x: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
         """The norm without its sites, for a lens that must not fire hooks."""
+        own = self._parameters
         if self.kind == "none":
             return x
-        return self.gain(self._fused(x))
+        if self.centred or self.offset or x.dtype.itemsize < 4:
+            return self.gain(self._fused(x))
+        # The gain in the same kernel: the same bits in fp32 and fp64, and one kernel fewer for each token decoded.
+        return torch.rms_norm(x, (x.shape[-1],), own["weight"], self.eps)
 
     def _fused(self, x: Tensor) -> Tensor:
-        """x divided by its scale, in one kernel."""
-        norm = functional.layer_norm if self.centred else functional.rms_norm
-        return norm(accumulate(x), (x.shape[-1],), eps=self.eps).to(x.dtype)
+        """x divided by its scale, in one kernel, which sums in at least fp32."""
+        if self.centred:
+            return functional.layer_norm(accumulate(x), (x.shape[-1],), eps=self.eps).to(x.dtype)
+        return torch.rms_norm(x, (x.shape[-1],), None, self.eps)
 
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """(x, centred in a LayerNorm; its mean square plus eps), in at least fp32."""

@@ -18,6 +18,7 @@ from interp.model.block import Block
 from interp.model.cache import KVCache
 from interp.model.config import ModelConfig
 from interp.model.inputs import refuse_not_finite
+from interp.model.kernels import products_of
 from interp.model.linear import Embedding, Linear, blank
 from interp.model.mask import Places, attention_mask
 from interp.model.mlp import ACTIVATION
@@ -247,9 +248,10 @@ class ForwardPass(NamedWeights):
         if self.rope is not None and start is not None and self.rope.moves(start, start + tokens.lengths):
             tokens, start = kv.restart(tokens), None
         self._begin(tokens, phase, step, prompt_len, start)
-        resid = self._stream(tokens, None, kv)
-        refuse_not_finite(resid, tokens)
-        return self._next_logits(resid)
+        with products_of(tokens.ids.numel(), self.dtype, self.device):
+            resid = self._stream(tokens, None, kv)
+            refuse_not_finite(resid, tokens)
+            return self._next_logits(resid)
 
     def _next_logits(self, resid: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch d_vocab"]:
         """Logits of the last place alone, unless a hook on the final norm must see them all."""
