@@ -167,7 +167,8 @@ class Attention(Direct):
             return fused
         scores = self.scores(q, k, shared)
         edited_scores = self.hook_attn_scores.edited(scores) if self.hook_attn_scores.handles else None
-        pattern = masked_softmax(scores if edited_scores is None else edited_scores)
+        whole = shared.mask is None and edited_scores is None  # every query sees a key
+        pattern = masked_softmax(scores if edited_scores is None else edited_scores, whole=whole)
         edited = self.hook_pattern.edited(pattern) if self.hook_pattern.handles else None
         if fused is not None and edited is None and edited_scores is None:
             return fused
@@ -181,19 +182,20 @@ class Attention(Direct):
         shared: PassInputs,
     ) -> Float[Tensor, "batch head query key"]:
         """Scores as the softmax reads them: scaled, biased, capped, and -inf where a query may not look."""
+        # In place where the product is ours alone: each copy of the scores costs as much as reading them once.
         scores = q @ self._for_queries(k).transpose(-1, -2)
         if shared.bias is not None and self.alibi_scaled:
-            scores = scores + shared.bias
-        scores = scores * self.scaling
+            scores.add_(shared.bias)
+        scores.mul_(self.scaling)
         if shared.bias is not None and not self.alibi_scaled:
-            scores = scores + shared.bias
+            scores.add_(shared.bias)
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         if shared.mask is not None:
-            return scores.masked_fill(~shared.mask, -torch.inf)
+            return scores.masked_fill_(~shared.mask, -torch.inf)
         if shared.causal:
             future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-            return scores.masked_fill(future, -torch.inf)
+            return scores.masked_fill_(future, -torch.inf)
         return scores
 
     def _for_queries(self, x: Float[Tensor, "batch kv_head key d"]) -> Float[Tensor, "batch head key d"]:

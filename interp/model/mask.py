@@ -41,10 +41,12 @@ def attention_mask(
 
 
 def masked_softmax(
-    scores: Float[Tensor, "batch head query key"],
+    scores: Float[Tensor, "batch head query key"], *, whole: bool = False
 ) -> Float[Tensor, "batch head query key"]:
-    """Softmax over keys in at least fp32; a row of -inf alone gives zeros."""
+    """Softmax over keys in at least fp32; a row of -inf alone gives zeros. `whole` promises that there is none."""
     wide = scores if scores.dtype == torch.float64 else scores.float()
     pattern = torch.softmax(wide, dim=-1)
+    if whole:
+        return pattern.to(scores.dtype)
     dead = torch.isneginf(wide).all(-1, keepdim=True)
     return pattern.masked_fill(dead, 0.0).to(scores.dtype)
