@@ -37,6 +37,6 @@ def bridge() -> Any:
 
 def traced(model: Any) -> Any:
     """nnsight around transformers' model."""
-    from nnsight import NNsight
+    from nnsight import NNsight  # pyright: ignore[reportMissingImports]
 
     return NNsight(model)

@@ -20,7 +20,7 @@ from interp.hooks import HookPoint
 from interp.model.activations import ActivationCache
 from interp.model.cache import KVCache
 from interp.model.generate import Choice, Continuation, Generation, Piece, Sampling, Timing, choose, uniforms
-from interp.model.inputs import left_padded
+from interp.model.inputs import left_padded, refuse_encoder
 from interp.model.lens_style import LensStyle
 from interp.model.passes import ForwardPass
 from interp.model.recorder import Recorder
@@ -211,8 +211,7 @@ class GenerationStream(Iterator[Piece]):
     """A generation under way. Iterating gives `Piece`s; `.result` is there when it is done."""
 
     def __init__(self, model: Generating, prompt: Any, settings: Settings) -> None:
-        if not model.cfg.causal:
-            raise ValueError(f"{model.cfg.name} is an encoder, its tokens see those after them: it cannot generate")
+        refuse_encoder(model.cfg, "generation")
         tokens = left_padded(model.tokenize(prompt))
         self._model, self._settings, self._prompt = model, settings, tokens
         self._lengths = tokens.lengths
@@ -235,6 +234,7 @@ class GenerationStream(Iterator[Piece]):
         self._rows = [_Row(ids, stops) for ids in prompts for _ in range(copies)]
         self._recorder = None
         if settings.sites is not None:
+            self._refuse_restarts(longest)
             self._recorder = Recorder(model.hook_dict, model.run, model.expand_sites(settings.sites))
         self._uniforms = None
         if not settings.sampling.greedy:
@@ -245,6 +245,14 @@ class GenerationStream(Iterator[Piece]):
         self._prefill_s = self._decode_s = 0.0
         self._result: Generation | None = None
         self._handles = self._attached()
+
+    def _refuse_restarts(self, longest: int) -> None:
+        rope = self._model.rope
+        if rope is not None and rope.moves(self._lengths, self._lengths + self._settings.max_new_tokens):
+            raise ValueError(
+                f"{self._model.cfg.name} turns all tokens anew when a text of {longest} tokens grows beyond its original "
+                "context, so values recorded before do not hold: generate first, then record the whole text"
+            )
 
     # Reading ------------------------------------------------------------------------------------------------------
 

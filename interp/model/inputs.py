@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.model.config import ModelConfig
 from interp.tokens import Tokens
 
 
@@ -21,6 +22,14 @@ class Logits(Tensor):
         """The logits at each text's last real token."""
         rows = torch.arange(self.shape[0], device=self.device)
         return self.as_subclass(Tensor)[rows, self.tokens.last.to(self.device)]
+
+
+def refuse_encoder(cfg: ModelConfig, what: str) -> None:
+    """ValueError if the model is an encoder: `what`, which needs the prediction of a next token, means nothing there."""
+    if not cfg.causal:
+        raise ValueError(
+            f"{cfg.name} is an encoder: its tokens see those after them and predict themselves, so {what} means nothing"
+        )
 
 
 def refuse_not_finite(resid: Float[Tensor, "batch pos d_model"], tokens: Tokens) -> None:

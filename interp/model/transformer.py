@@ -20,7 +20,7 @@ from interp.hooks import Request, attached
 from interp.model.activations import ActivationCache
 from interp.model.config import ModelConfig
 from interp.model.generation import Generating
-from interp.model.inputs import Logits, refuse_not_finite, tokens_from_ids
+from interp.model.inputs import Logits, refuse_encoder, refuse_not_finite, tokens_from_ids
 from interp.model.linear import init_weights
 from interp.model.moe import balance_loss
 from interp.model.norm import accumulate
@@ -338,6 +338,7 @@ class HookedTransformer(Generating):
             per_token: [batch, pos - 1] losses instead, 0 where there is none.
             balance: add this times the mean load-balancing loss of the layers with experts.
         """
+        refuse_encoder(self.cfg, "a next-token loss")
         if balance and self.cfg.experts is None:
             raise ValueError(f"balance={balance}, but {self.cfg.name} has no experts")
         wanted = ["*.hook_expert_weights", "*.hook_expert_indices"] if balance else []

@@ -27,6 +27,7 @@ from interp import sites
 from interp.artifact import write_json
 from interp.hooks import HookContext
 from interp.model import HookedTransformer
+from interp.model.inputs import refuse_encoder
 from interp.sae.evaluate import METRIC_VERSION
 from interp.sae.model import SAE
 from interp.store import OUTLIER_FACTOR
@@ -89,6 +90,7 @@ def evaluate_in_model(
     wanted = site or sae.site
     if wanted is None:
         raise ValueError("the SAE does not say its site: give site=...")
+    refuse_encoder(model.cfg, "the change of a next-token loss")
     names = model.expand_sites([wanted])
     if len(names) != 1:
         raise ValueError(f"{wanted!r} names {len(names)} sites; an SAE stands in for one, for example {names[0]!r}")

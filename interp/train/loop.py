@@ -24,6 +24,7 @@ import torch
 
 from interp import artifact
 from interp.model import HookedTransformer
+from interp.model.inputs import refuse_encoder
 from interp.store.files import hold
 from interp.train.checkpoint import (
     FolderCheckpoints,
@@ -314,8 +315,7 @@ class _Run:
 def _check(model: HookedTransformer, config: TrainConfig) -> None:
     """ValueError for a model that cannot be trained, or not with these choices."""
     cfg = model.cfg
-    if not cfg.causal:
-        raise ValueError(f"{cfg.name} is an encoder: it sees the token that it would have to predict")
+    refuse_encoder(cfg, "training on the next token")
     if model.dtype not in (torch.float32, torch.float64):
         dtype = str(model.dtype).removeprefix("torch.")
         raise ValueError(

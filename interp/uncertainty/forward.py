@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.model import HookedTransformer
-from interp.model.inputs import refuse_not_finite
+from interp.model.inputs import refuse_encoder, refuse_not_finite
 from interp.tokens import Tokens
 
 CHUNK_LOGITS = 2**23
@@ -20,6 +20,7 @@ CHUNK_LOGITS = 2**23
 
 def final_stream(model: HookedTransformer, tokens: Tokens) -> Float[Tensor, "batch pos d_model"]:
     """The residual stream after the last block, without gradients."""
+    refuse_encoder(model.cfg, "the uncertainty of a next token")
     with torch.inference_mode():
         stream = model(tokens, stop_at_layer=model.cfg.n_layers)
         refuse_not_finite(stream, tokens)

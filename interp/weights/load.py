@@ -8,6 +8,7 @@
 """
 
 import difflib
+import logging
 import os
 import re
 from pathlib import Path
@@ -27,6 +28,8 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
+
+logger = logging.getLogger("interp")
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_FILES = (
@@ -58,7 +61,7 @@ def load(
         device: where the model goes.
         revision: commit, tag or branch of a hub id. Without it the hub's newest is taken; pin a commit for a study.
         quantize: "int8" rounds the matrices to 8-bit integers with a scale for each row: a quarter of fp32's memory in
-            the end, at an error that is measured against the whole weights, logged, and kept in `model.note`. The
+            the end, at an error that is measured against the whole weights, shown, and kept in `model.note`. The
             stream stays in `dtype`. None leaves the weights whole.
 
     Returns:
@@ -92,7 +95,9 @@ def load(
         return model
     from interp.model.int8 import quantize_int8  # here, for few ask for it
 
-    return quantize_int8(model).model
+    report = quantize_int8(model)
+    logger.warning("%s: %s", cfg.name, report)  # a warning: figures from this model are not the checkpoint's
+    return report.model
 
 
 def _dtype(dtype: str | torch.dtype) -> torch.dtype:

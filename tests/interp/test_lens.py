@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny import tiny_model
 
+import interp
 from interp.lens import load_lens, logit_lens
 from interp.model import HookedTransformer
 
@@ -104,3 +105,25 @@ def test_the_answer_forms_in_the_real_model(smollm: HookedTransformer) -> None:
     assert int(result.target_rank[-1, -1]) == 0
     assert float(result.target_probs[1, -1]) < 0.01
     assert 10 <= int(result.settle_layer[-1]) <= 29
+
+
+def test_encoders_read_the_normed_stream_and_predict_no_next_token() -> None:
+    model = tiny_model("bert")
+    result = interp.logit_lens(model, "some text")
+    logits, cache = model.run_with_cache("some text", "normalized_resid_post:*")
+    assert result.sites[-1] == "blocks.1.hook_normalized_resid_post"
+    expected = model.unembed_logits(cache["normalized_resid_post", 0])[0].softmax(-1).max(-1).values
+    torch.testing.assert_close(result.top_probs[1, :, 0], expected)
+    assert torch.equal(result.top_ids[-1, :, 0], logits[0].argmax(-1))
+    assert result.loss.isnan().all()
+    with pytest.raises(ValueError, match="not the residual stream"):
+        interp.logit_lens(model, "some text", sites="resid_post:0")
+    for call in (
+        lambda: model.loss("some text"),
+        lambda: interp.head_scores(model),
+        lambda: model.generate("some text"),
+    ):
+        with pytest.raises(ValueError, match="is an encoder"):
+            call()
+    with pytest.raises(ValueError, match="is an encoder"):
+        interp.token_uncertainty(model, "some text")

@@ -385,7 +385,7 @@ def test_bad_prompts(tiny: HookedTransformer) -> None:
     with pytest.raises(ValueError, match="context holds 128"):
         tiny.generate("x" * 200)
     encoder = tiny_model("gpt2", causal=False)
-    with pytest.raises(ValueError, match=r"is an encoder.*cannot generate"):
+    with pytest.raises(ValueError, match=r"is an encoder.*generation means nothing"):
         encoder.generate("a")
 
 
@@ -412,3 +412,11 @@ def test_an_error_in_a_hook_leaves_the_model_as_it_was(tiny: HookedTransformer) 
 def test_the_text_of_the_new_tokens_is_their_decoding(tiny: HookedTransformer) -> None:
     out = tiny.generate("hello", 40, **SAMPLED)
     assert out.text == byte_tokenizer().decode(out.tokens)
+
+
+def test_values_are_not_recorded_where_the_context_turns_them_anew() -> None:
+    model = tiny_model("dynamic")
+    model.generate("a prompt", 8, stop_at_eos=False)
+    with pytest.raises(ValueError, match="turns all tokens anew"):
+        model.generate("a prompt", 8, stop_at_eos=False, sites="resid_post:0")
+    assert model.generate("abc", 2, stop_at_eos=False, sites="resid_post:0").cache is not None
