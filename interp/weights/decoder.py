@@ -74,13 +74,16 @@ def without(harmless: Mapping[str, Collection[Any]], *keys: str) -> dict[str, Co
     return {key: values for key, values in harmless.items() if key not in keys}
 
 
-def decoder_options(config: Mapping[str, Any], *, n_ctx: int, act_key: str = "hidden_act") -> dict[str, Any]:
+def decoder_options(
+    config: Mapping[str, Any], *, n_ctx: int, act_key: str = "hidden_act", eps: float = 1e-6
+) -> dict[str, Any]:
     """Sizes and constants of a ModelConfig that all these families read alike.
 
     Args:
         config: config.json.
         n_ctx: the published default of max_position_embeddings.
         act_key: where the MLP's activation stands.
+        eps: the published default of rms_norm_eps.
     """
     d_model, n_heads = int(need(config, "hidden_size")), int(need(config, "num_attention_heads"))
     return {
@@ -95,7 +98,7 @@ def decoder_options(config: Mapping[str, Any], *, n_ctx: int, act_key: str = "hi
         "act_fn": activation(need(config, act_key, "silu")),
         "gated_mlp": True,
         "norm": "rms",
-        "norm_eps": need(config, "rms_norm_eps", 1e-6),
+        "norm_eps": need(config, "rms_norm_eps", eps),
         "positional": "rope",
         "attention_dropout": float(config.get("attention_dropout") or 0.0),
     }

@@ -11,9 +11,10 @@ from typing import Any
 
 from interp.model import Experts, Latent, ModelConfig
 from interp.model.position import yarn_strength
-from interp.weights.family import Family, Rule, activation, need, refuse_unsupported
+from interp.weights.decoder import decoder_options
+from interp.weights.family import Family, Rule, need, refuse_unsupported
 from interp.weights.fused import half
-from interp.weights.options import context_length, rope_dictionary, rope_options
+from interp.weights.options import rope_dictionary, rope_options
 
 GATED = ("gate", "up", "down")
 EXPERT = "blocks.{l}.mlp.experts.{e}"
@@ -64,7 +65,7 @@ HARMLESS = {
 def configure(config: Mapping[str, Any], name: str) -> ModelConfig:
     """config.json of a DeepseekV3ForCausalLM -> ModelConfig. ValueError names an option that is not supported."""
     refuse_unsupported(config, HARMLESS, "DeepSeek-V3")
-    n_heads, bias = need(config, "num_attention_heads"), bool(config.get("attention_bias", False))
+    bias = bool(config.get("attention_bias", False))
     latent = Latent(
         kv_rank=need(config, "kv_lora_rank", 512),
         d_rope=need(config, "qk_rope_head_dim", 64),
@@ -72,22 +73,13 @@ def configure(config: Mapping[str, Any], name: str) -> ModelConfig:
         q_rank=config.get("q_lora_rank"),
     )
     d_head = need(config, "qk_nope_head_dim", 128) + latent.d_rope
+    # Files name as many key heads as query heads, which all come from one vector, and a head_dim of the rotated part.
+    options = {**decoder_options(config, n_ctx=4096), "d_head": d_head, "n_kv_heads": None}
     return ModelConfig(
-        n_layers=need(config, "num_hidden_layers"),
-        d_model=need(config, "hidden_size"),
-        n_heads=n_heads,
-        d_head=d_head,
-        d_mlp=need(config, "intermediate_size"),
-        d_vocab=need(config, "vocab_size"),
-        n_ctx=context_length(config, 4096),
-        act_fn=activation(need(config, "hidden_act", "silu")),
-        gated_mlp=True,
-        norm="rms",
-        norm_eps=need(config, "rms_norm_eps", 1e-6),
-        positional="rope",
+        **options,
+        **rope_options(config, family="DeepSeek-V3", d_head=latent.d_rope),
         rope_pairing="adjacent" if config.get("rope_interleave", True) else "half",
         attn_scale=d_head**-0.5 * _stretch(config),
-        attention_dropout=need(config, "attention_dropout", 0.0),
         qkv_bias=bias,
         out_bias=bias,
         latent=latent,
@@ -95,7 +87,6 @@ def configure(config: Mapping[str, Any], name: str) -> ModelConfig:
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         family="deepseek_v3",
         name=name,
-        **rope_options(config, family="DeepSeek-V3", d_head=latent.d_rope),
     )
 
 

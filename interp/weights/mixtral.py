@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from interp.model import Experts, ModelConfig
-from interp.weights.family import Family, Rule, activation, need, refuse_unsupported
+from interp.weights.decoder import IGNORABLE, decoder_options
+from interp.weights.family import Family, Rule, need, refuse_unsupported
 from interp.weights.fused import half
-from interp.weights.options import context_length, rope_options
+from interp.weights.options import rope_options
 
 EXPERT = "blocks.{l}.mlp.experts.{e}"
 
@@ -52,34 +53,20 @@ HARMLESS = {
 def configure(config: Mapping[str, Any], name: str) -> ModelConfig:
     """config.json of a MixtralForCausalLM -> ModelConfig. ValueError names an option that is not supported."""
     refuse_unsupported(config, HARMLESS, "Mixtral")
-    d_model, n_heads = need(config, "hidden_size"), need(config, "num_attention_heads")
-    d_head, d_mlp = need(config, "head_dim", d_model // n_heads), need(config, "intermediate_size")
+    options = decoder_options(config, n_ctx=131072, eps=1e-5)
     experts = Experts(
         n_experts=need(config, "num_local_experts", config.get("num_experts", 8)),
         top_k=need(config, "num_experts_per_tok", 2),
-        d_expert=d_mlp,
+        d_expert=options["d_mlp"],
     )
     return ModelConfig(
-        n_layers=need(config, "num_hidden_layers"),
-        d_model=d_model,
-        n_heads=n_heads,
-        n_kv_heads=need(config, "num_key_value_heads", n_heads),
-        d_head=d_head,
-        d_mlp=d_mlp,
-        d_vocab=need(config, "vocab_size"),
-        n_ctx=context_length(config, 131072),
-        act_fn=activation(need(config, "hidden_act", "silu")),
-        gated_mlp=True,
-        norm="rms",
-        norm_eps=need(config, "rms_norm_eps", 1e-5),
-        positional="rope",
+        **options,
+        **rope_options(config, family="Mixtral", d_head=options["d_head"], default_theta=1e6),
         window=config.get("sliding_window"),
-        attention_dropout=need(config, "attention_dropout", 0.0),
         experts=experts,
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         family="mixtral",
         name=name,
-        **rope_options(config, family="Mixtral", d_head=d_head, default_theta=1e6),
     )
 
 
@@ -91,7 +78,7 @@ FAMILY = Family(
     prefix="model.",
     configure=configure,
     rules=RULES,
-    ignorable=("layers.{l}.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"),
+    ignorable=IGNORABLE,
     members="Mixtral 8x7B and 8x22B",
     attention="multi-head, grouped-query, multi-query; sliding window",
     positions="RoPE (linear, dynamic, YaRN, Llama 3)",

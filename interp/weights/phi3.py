@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from interp.model import ModelConfig
-from interp.weights.family import Family, Rule, activation, need, refuse_unsupported
+from interp.weights.decoder import IGNORABLE, decoder_options
+from interp.weights.family import Family, Rule, refuse_unsupported
 from interp.weights.fused import PARTS, half, joined
-from interp.weights.options import context_length, rope_options
+from interp.weights.options import rope_options
 
 RULES = (
     Rule("embed_tokens.weight", "embed.weight"),
@@ -38,28 +39,14 @@ HARMLESS = {
 def configure(config: Mapping[str, Any], name: str) -> ModelConfig:
     """config.json of a Phi3ForCausalLM -> ModelConfig. ValueError names an option that is not supported."""
     refuse_unsupported(config, HARMLESS, "Phi-3")
-    d_model, n_heads = need(config, "hidden_size"), need(config, "num_attention_heads")
-    d_head = need(config, "head_dim", d_model // n_heads)
+    options = decoder_options(config, n_ctx=4096, eps=1e-5)
     return ModelConfig(
-        n_layers=need(config, "num_hidden_layers"),
-        d_model=d_model,
-        n_heads=n_heads,
-        n_kv_heads=need(config, "num_key_value_heads", n_heads),
-        d_head=d_head,
-        d_mlp=need(config, "intermediate_size"),
-        d_vocab=need(config, "vocab_size"),
-        n_ctx=context_length(config, 4096),
-        act_fn=activation(need(config, "hidden_act", "silu")),
-        gated_mlp=True,
-        norm="rms",
-        norm_eps=need(config, "rms_norm_eps", 1e-5),
-        positional="rope",
+        **options,
+        **rope_options(_renamed(config), family="Phi-3", d_head=options["d_head"], partial=True),
         window=config.get("sliding_window"),
-        attention_dropout=need(config, "attention_dropout", 0.0),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         family="phi3",
         name=name,
-        **rope_options(_renamed(config), family="Phi-3", d_head=d_head, partial=True),
     )
 
 
@@ -80,7 +67,7 @@ FAMILY = Family(
     prefix="model.",
     configure=configure,
     rules=RULES,
-    ignorable=("layers.{l}.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"),
+    ignorable=IGNORABLE,
     members="Phi-3 mini and medium, Phi-3.5 mini, Phi-4",
     attention="multi-head, grouped-query, multi-query; sliding window",
     positions="RoPE of all or a part of a head (LongRoPE)",
