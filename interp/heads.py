@@ -111,7 +111,7 @@ def head_scores(
     Args:
         model: any loaded model.
         tokens: ids [row pos]: one copy (it is repeated here), or the repeated sequence with or without its BOS. None
-            draws 8 rows of 64.
+            draws 8 rows of 64, or as many as the context holds twice.
         period: length of one copy; found from the tokens if None.
         bos: an id to put in front, True for the tokenizer's, False for none. None: the tokenizer's where this function
             makes the repetition, nothing where the sequence is given whole.
@@ -123,7 +123,12 @@ def head_scores(
     if period is not None and period < 2:
         raise ValueError(f"one copy needs at least two tokens, got period={period}")
     if tokens is None:
-        ids, n_bos = repeated_tokens(model, period=period or 64, bos=bos, seed=seed)
+        room = (model.cfg.n_ctx - 1) // 2
+        if room < 2 or (period is not None and period > room):
+            raise ValueError(
+                f"two copies of {period or 2} tokens and a BOS do not fit the context of {model.cfg.n_ctx}; give a smaller one"
+            )
+        ids, n_bos = repeated_tokens(model, period=period or min(64, room), bos=bos, seed=seed)
     else:
         ids, n_bos = _given(model, torch.as_tensor(tokens), period, bos)
     n = (ids.shape[1] - n_bos) // 2

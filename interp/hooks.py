@@ -6,6 +6,7 @@ after an exception. A function that was asked for and never called is an error, 
 exactly like an effect of zero.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ class RunState:
     """stop_at_layer of the last pass, for the message of a hook that never fired."""
     last_start: int = 0
     """start_at_layer of the last pass, for the same message."""
+    sums: list[Tensor] = field(default_factory=list)
+    """Sums of the queries and keys of this pass: fused kernels turn NaN there into finite numbers."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class HookContext:
     """True for real tokens."""
     prompt_len: Int[Tensor, "batch"] | None
     """Real tokens of each prompt, None where the call names no prompt."""
+    handle: "Handle | None" = None
+    """The attached function; an intervention notes on it whether it reached a token."""
 
 
 @dataclass(eq=False)
@@ -71,6 +76,8 @@ class Handle:
     change it, and `keep` is the same for a value whose gradient will be asked for; `grad` fn(gradient, hook=point) is
     called in the backward pass."""
     fired: int = 0
+    reached: bool | None = None
+    """Whether an intervention found a token to act on; None for functions that do not say."""
 
     @property
     def needs_graph(self) -> bool:
@@ -89,7 +96,7 @@ class Handle:
             value.register_hook(lambda gradient: self.fn(gradient, hook=self.point))
             return value
         copy = value.clone()
-        returned = self.fn(copy, hook=self.point) if self.style == "lens" else self.fn(copy, self.point.context())
+        returned = self.fn(copy, hook=self.point) if self.style == "lens" else self.fn(copy, self.point.context(self))
         if returned is None:
             return copy
         if not isinstance(returned, Tensor) or returned.shape != value.shape:
@@ -153,13 +160,13 @@ class HookPoint:
             raise ValueError(f"{self.name} lies outside the blocks and has no layer")
         return layer
 
-    def context(self) -> HookContext:
+    def context(self, handle: Handle | None = None) -> HookContext:
         """What a native function is told."""
         run = self.run
         assert run.positions is not None
         assert run.mask is not None
         return HookContext(
-            self.name, sites.layer_of(self.name), run.phase, run.step, run.positions, run.mask, run.prompt_len
+            self.name, sites.layer_of(self.name), run.phase, run.step, run.positions, run.mask, run.prompt_len, handle
         )
 
     def __repr__(self) -> str:
@@ -183,7 +190,10 @@ class Request:
     ) -> "Request":
         """From TransformerLens-style `(name or predicate, fn)` pairs; style `grad` for backward hooks."""
         entries: list[tuple[str, Callable[..., Any], str]] = []
-        for site, fn in pairs:
+        for pair in pairs:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise ValueError(f"hooks are a list of pairs [(site, function), ...], got {pair!r} among them")
+            site, fn = pair
             names = [name for name in expand("*") if site(name)] if callable(site) else expand(site)
             if not names:
                 raise ValueError(f"the hook predicate {site!r} selects no site of this model; model.sites() lists them")
@@ -198,6 +208,7 @@ def attached(points: Mapping[str, HookPoint], request: Request, run: RunState) -
     Raises:
         ValueError: on the way out, if a forward pass ran and one of the functions was never called.
     """
+    _check_functions(request)
     handles = [Handle(points[name], fn, style) for name, fn, style in request.entries]
     before = run.forwards
     for handle in handles:
@@ -207,11 +218,39 @@ def attached(points: Mapping[str, HookPoint], request: Request, run: RunState) -
     finally:
         for handle in handles:
             handle.point.handles = [other for other in handle.point.handles if other is not handle]
+    if run.forwards == before:
+        return
+    idle = sorted({handle.point.name for handle in handles if handle.reached is False})
+    if idle:
+        raise ValueError(
+            f"an intervention at {', '.join(idle)} found no token to act on: its positions lie outside the text, or its "
+            "phase never came (model(x) is 'forward', generate is 'prefill' and 'decode')"
+        )
     silent = sorted({handle.point.name for handle in handles if not handle.fired})
-    if silent and run.forwards > before:
+    if silent:
         why = "the pass never came there"
         if run.last_stop is not None:
             why = f"the pass stopped at layer {run.last_stop}"
         elif run.last_start:
             why = f"the pass started at layer {run.last_start}"
         raise ValueError(f"these hooks were asked for and never fired ({why}): {', '.join(silent)}")
+
+
+def _check_functions(request: Request) -> None:
+    """ValueError at once for what cannot be called as it will be, and not from inside the pass."""
+    seen: set[int] = set()
+    for name, fn, style in request.entries:
+        if id(fn) in seen or style in ("read", "keep"):
+            continue
+        seen.add(id(fn))
+        if not callable(fn):
+            raise ValueError(f"the hook on {name} must be a function, got {type(fn).__name__}")
+        try:
+            signature = inspect.signature(fn)
+        except ValueError:  # some built-in functions have none
+            continue
+        try:
+            signature.bind(None, None) if style == "native" else signature.bind(None, hook=None)
+        except TypeError:
+            form = "fn(value, ctx)" if style == "native" else "fn(value, hook)"
+            raise ValueError(f"the hook on {name} must be callable as {form}; it is {signature}") from None

@@ -9,6 +9,7 @@ token on, whose output chooses the first new token). Positions are absolute, so 
 teacher-forced pass, in a prefill and in cached decoding. Pads are never touched.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -46,7 +47,16 @@ class Direction(Protocol):
 def chosen_tokens(
     ctx: HookContext, where: str, positions: Sequence[int] | None, phase: str | None
 ) -> Bool[Tensor, "batch pos"]:
-    """True for the tokens of this pass that an intervention applies to."""
+    """True for the tokens of this pass that an intervention applies to; notes on the handle whether there are any."""
+    chosen = _chosen(ctx, where, positions, phase)
+    if ctx.handle is not None and not ctx.handle.reached:
+        ctx.handle.reached = bool(chosen.any())
+    return chosen
+
+
+def _chosen(
+    ctx: HookContext, where: str, positions: Sequence[int] | None, phase: str | None
+) -> Bool[Tensor, "batch pos"]:
     if phase is not None and ctx.phase != phase:
         return torch.zeros_like(ctx.mask)
     chosen = ctx.mask
@@ -84,8 +94,8 @@ class Steer:
         raw: add the difference as it was fitted, times strength.
     """
 
-    vector: Direction
-    strength: float = 0.1
+    vector: Any
+    strength: Any = 0.1
     site: str | None = None
     where: str = "all"
     positions: Sequence[int] | None = None
@@ -94,7 +104,12 @@ class Steer:
 
     def __post_init__(self) -> None:
         _check_place(self.where, self.positions, self.phase)
-        if self.strength != self.strength or abs(self.strength) == float("inf"):
+        if not isinstance(self.vector, Direction):
+            raise ValueError(
+                f"Steer takes a steering vector, got {type(self.vector).__name__}: make one by interp.steering_vector(...), or "
+                "interp.SteeringVector(direction, site, typical_norm)"
+            )
+        if not isinstance(self.strength, int | float) or not math.isfinite(self.strength):
             raise ValueError(f"strength must be a finite number, got {self.strength}")
         if self.raw and self.vector.raw_norm is None:
             raise ValueError("raw=True needs a vector with a fitted length; this one is a sum of others")
@@ -129,7 +144,7 @@ class Ablate:
         where, positions, phase: which tokens.
     """
 
-    heads: Sequence[tuple[int, int]] = ()
+    heads: Sequence[Any] = ()
     sites: Any = ()
     kind: str = "mean"
     reference: Any = None
@@ -143,6 +158,8 @@ class Ablate:
             raise ValueError(f"kind={self.kind!r} is unknown; choose from zero, mean")
         if self.kind == "mean" and self.reference is None:
             raise ValueError("kind='mean' needs reference=: a store with the site, texts, or {site: mean}")
+        if not all(isinstance(head, tuple | list) and len(head) == 2 for head in self.heads):
+            raise ValueError(f"heads are (layer, head) pairs in a list, such as [(5, 1)], got {self.heads!r}")
         if not self.heads and not self.sites:
             raise ValueError("nothing to ablate: give heads=[(layer, head)] or sites=")
 
@@ -152,7 +169,7 @@ class Ablate:
         wanted = [self.sites] if isinstance(self.sites, str) else list(self.sites)
         wanted += [f"z:{layer}.{head}" for layer, head in self.heads]
         for site in wanted:
-            for selected in site_names.select(site, model.site_names):
+            for selected in model.select_sites(site):
                 if selected.component is None:
                     parts[selected.name] = None
                 elif (known := parts.setdefault(selected.name, set())) is not None:
@@ -207,7 +224,7 @@ class Patch:
 
     def hook_functions(self, model: HookedTransformer) -> list[tuple[str, HookFunction]]:
         """One function at the site."""
-        selected = site_names.select(self.site, model.site_names)
+        selected = model.select_sites(self.site)
         if len(selected) != 1:
             raise ValueError(f"Patch takes one site, {self.site!r} names {len(selected)}")
         name, component = selected[0].name, selected[0].component

@@ -280,6 +280,9 @@ def _existing(name: str, available: Sequence[str]) -> str:
 
 
 def _unknown(site: str, available: Sequence[str]) -> str:
+    named = re.fullmatch(r"blocks\.(\d+)\.(.*)", site)
+    if named and BLOCK + named[2] in _BY_TEMPLATE:
+        return f"{site!r}: there are layers 0 to {_n_layers(available) - 1}"
     kind, colon, where = site.partition(":")
     near = [hit + colon + where for hit in difflib.get_close_matches(kind, [*_BY_KIND, *_ALIASES], 3, 0.5)]
     near += difflib.get_close_matches(site, available, 3, 0.6)

@@ -8,7 +8,9 @@ are made from byte offsets:
 3. A token whose edge falls inside a character is `partial_utf8`, and shares its `group` with the tokens that hold the
    rest. A combining mark joins the group of the glyph that it changes.
 
-The joined texts are therefore the decoded prompt, whatever the tokens are.
+The joined texts are therefore the decoded prompt, whatever the tokens are. WordPiece (BERT) spells characters, not bytes,
+and keeps neither spaces nor, in most vocabularies, case: its tokens are shown by their piece, and their bytes are those of
+the decoded text, or of the prompt itself where the tokenizer is given it.
 """
 
 import bisect
@@ -42,12 +44,14 @@ class TokenView:
     """Tokens that make one glyph together (a split character, a combining mark) share this number."""
     bytes: str
     """The bytes as hexadecimal digits."""
+    spelled: bool = False
+    """The piece is the label: WordPiece's `##ing` says that it continues a word, which its text does not."""
 
     @property
     def display(self) -> str:
         """A readable label, never empty: ↵ newline, ⇥ tab, · a space at an edge or in a run, ⟨U+200B⟩ for what has no
         glyph, ⟨E2 9C⟩ for the bytes of an incomplete character, the piece itself for a special token."""
-        if self.kind == "special" or not self.bytes:
+        if self.kind == "special" or self.spelled or not self.bytes:
             return self.piece
         data = bytes.fromhex(self.bytes)
         found = _characters(data)
@@ -59,7 +63,12 @@ class TokenView:
 
 
 def token_views(
-    ids: Sequence[int], pieces: Sequence[str], parts: Sequence[bytes], special: Sequence[bool]
+    ids: Sequence[int],
+    pieces: Sequence[str],
+    parts: Sequence[bytes],
+    special: Sequence[bool],
+    *,
+    spelled: bool = False,
 ) -> list[TokenView]:
     """Views of one text from each token's id, vocabulary spelling, bytes, and whether it is a special token."""
     data = b"".join(parts)
@@ -77,19 +86,22 @@ def token_views(
         kind = "special" if is_special else _kind(text) if whole else "partial_utf8"
         group += opens and not _extends(before, text)
         before = "" if is_special else text or before
-        views.append(TokenView(pos, i, piece, text, start, end, kind, group, part.hex()))
+        views.append(TokenView(pos, i, piece, text, start, end, kind, group, part.hex(), spelled))
     return views
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a vocabulary spells bytes: `byte_level` (GPT-2's 256 signs) or SentencePiece's ▁ and <0x0A>."""
+    """How a vocabulary spells a text: bytes `byte_level` (GPT-2's 256 signs), SentencePiece's ▁ and <0x0A>, or whole `words`
+    (WordPiece), whose pieces only the tokenizer's own decoder joins."""
 
     byte_level: bool
     first_space: bool
     """Encoding puts a space before the first word."""
     every_space: bool
     """It does so again after each added token."""
+    words: bool = False
+    """Pieces are words and, behind a sign such as ##, parts that continue one."""
 
     @classmethod
     def of(cls, spec: Mapping[str, Any], name: str) -> "Spelling":
@@ -100,10 +112,12 @@ class Spelling:
         if "ByteLevel" in decoder:
             space = bool(before.get("ByteLevel", {}).get("add_prefix_space"))
             return cls(byte_level=True, first_space=space, every_space=space)
+        if "WordPiece" in decoder:
+            return cls(byte_level=False, first_space=True, every_space=False, words=True)
         if "Metaspace" not in decoder and "Replace" not in decoder:
             raise ValueError(
                 f"the tokens of {name} cannot be shown: its decoder {sorted(decoder)} is neither byte-level nor "
-                "SentencePiece"
+                "SentencePiece nor WordPiece"
             )
         scheme = before["Metaspace"].get("prepend_scheme", "always") if "Metaspace" in before else "never"
         every = scheme == "always" or "Prepend" in parts["normalizer"]
@@ -115,7 +129,7 @@ class Spelling:
         found = [b"" if pos < begin else part for pos, part in enumerate(parts)]
         for pos in range(begin, len(found)):
             spaced = self.first_space if pos == begin else self.every_space and added[pos - 1]
-            if spaced and not added[pos]:
+            if spaced and (self.words or not added[pos]):
                 found[pos] = found[pos].removeprefix(b" ")
         return found
 
@@ -135,6 +149,22 @@ def _byte_level_table() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + n): b for n, b in enumerate(others)}
+
+
+def cut(text: str, ends: Sequence[int]) -> list[bytes]:
+    """The bytes of a text cut behind the characters where its tokens end; spaces between words go to the word after them,
+    those behind the last word to that."""
+    parts, start = [], 0
+    for pos, end in enumerate(ends):
+        end = len(text) if pos == len(ends) - 1 else max(start, end)
+        parts.append(text[start:end].encode())
+        start = end
+    return parts
+
+
+def step_types(part: Any) -> set[str]:
+    """The kinds of the steps of a normaliser, pre-tokenizer or decoder, as tokenizer.json names them."""
+    return {step["type"] for step in _flat(part)}
 
 
 def _flat(part: Any) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Cached decoding equals the pass over the whole text, token by token, also while a vector is added to the stream."""
 
-from contextlib import nullcontext
+import contextlib
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float, Int
@@ -9,6 +10,7 @@ from torch import Tensor
 from interp.checks.patient import Patient, bounded, judged, skipped
 from interp.checks.report import Check
 from interp.intervene import Steer
+from interp.model import HookedTransformer
 from interp.steering import SteeringVector
 
 N_NEW = 6
@@ -46,7 +48,7 @@ def _decoded(patient: Patient, name: str, steer: Steer | None) -> Check:
         return skipped(name, compared, f"a context of {model.cfg.n_ctx} tokens has no room for {N_NEW} new ones")
     bound = patient.nats
     prompts = [row[:room] for row in patient.rows]
-    with model.intervene(steer) if steer is not None else nullcontext():
+    with _ids_only(model), model.intervene(steer) if steer is not None else contextlib.nullcontext():
         out = model.generate(patient.padded(prompts, "left"), N_NEW, stop_at_eos=False)
         worst, where, wrong = 0.0, "", []
         for index, prompt in enumerate(prompts):
@@ -62,16 +64,25 @@ def _decoded(patient: Patient, name: str, steer: Steer | None) -> Check:
                 worst, where = error, f"prompt {index}"
     if wrong:
         return judged(name, compared, wrong)
-    return bounded(name, compared, worst, bound, "" if worst <= bound else where)
+    return bounded(name, compared, worst, bound, patient.unreached if worst <= bound else where)
+
+
+@contextlib.contextmanager
+def _ids_only(model: HookedTransformer) -> Iterator[None]:
+    """The model without its tokenizer, so that the check says nothing about text: a vocabulary that cannot be shown is no
+    fault of the cache."""
+    tokenizer, model.tokenizer = model.tokenizer, None
+    try:
+        yield
+    finally:
+        model.tokenizer = tokenizer
 
 
 def _teacher_forced(patient: Patient, text: Int[Tensor, "pos"], n_prompt: int) -> Float[Tensor, "new d_vocab"]:
     """The logits that each new token was chosen from, without a cache: in one pass over the text, or, where rotations
     depend on how long the text is, in a pass over what stood before each token."""
-    scaling = patient.model.cfg.rope_scaling
-    by_length = scaling is not None and scaling.kind in ("dynamic", "longrope")
     with torch.no_grad():
-        if not by_length:
+        if patient.turning_point is None:
             return patient.model(text[None], prompt_len=n_prompt).as_subclass(Tensor)[0, n_prompt - 1 : -1]
         parts = [text[None, :end] for end in range(n_prompt, len(text))]
         return torch.cat([patient.model(part, prompt_len=n_prompt).as_subclass(Tensor)[0, -1:] for part in parts])

@@ -13,7 +13,7 @@ import pandas as pd
 from interp import artifact
 from interp.checks import cache, hooks_fire, identities, masks, memory, outliers, parity, precision, text
 from interp.checks.patient import Patient
-from interp.checks.recompute import recompute
+from interp.checks.recompute import PARTS, recompute
 from interp.checks.report import MASSIVE, Check, DoctorReport
 from interp.model import HookedTransformer
 from interp.weights import catalog
@@ -51,10 +51,16 @@ CHECKS: dict[str, Callable[[Patient], Check | list[Check]]] = {
 }
 """Every check by its name, in the order in which they run. "massive activations" comes last: it makes a table as well."""
 LAST = "massive activations"
+LINES: dict[str, tuple[str, ...]] = {
+    "recomputed": tuple(f"recomputed: {part}" for part in (*PARTS, "unembedding")),
+    "leaks": ("causal leaks", "bidirectional reach"),
+    "parity with transformers": ("parity: logits", "parity: every layer", "parity: tokenizer"),
+}
+"""Lines of the report that are named otherwise than the check that prints them."""
 
 
 def doctor(
-    model: HookedTransformer,
+    model: HookedTransformer | str | os.PathLike[str],
     *,
     folder: str | os.PathLike[str] | None = None,
     transformers: bool = True,
@@ -72,7 +78,8 @@ def doctor(
         model: any loaded model, without hooks attached. Nothing of it is changed.
         folder: its Hugging Face folder, for the comparison with transformers; None finds it for a catalogue model.
         transformers: compare with transformers where it is installed.
-        only: names of checks to run, or patterns such as "KV*"; all by default.
+        only: names of checks to run, as here or as the report prints them ("causal leaks"), or patterns such as "KV*"; all
+            by default. A check that prints several lines runs whole.
         seed: of random ids and directions.
         progress: called with each check as it is done.
 
@@ -80,8 +87,12 @@ def doctor(
         The report. `report.ok` is True if no check failed.
 
     Raises:
-        ValueError: hooks are attached to the model, or `only` names no check.
+        ValueError: no loaded model, hooks are attached to it, or `only` names no check.
     """
+    if not isinstance(model, HookedTransformer):
+        raise ValueError(
+            f"doctor takes a loaded model, got {str(model)!r}: pass a loaded model: interp.doctor(interp.load(...))"
+        )
     attached = [point.name for point in model.hook_dict.values() if point.handles]
     if attached:
         raise ValueError(f"a hook is attached to {attached[0]}: leave its `with` block before the examination")
@@ -112,10 +123,17 @@ def doctor(
 
 def _chosen(patterns: list[str]) -> list[str]:
     names = [*CHECKS, LAST]
+    if not patterns:
+        raise ValueError("only=[] runs no check: leave it out, or name some")
     for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
-            raise ValueError(f"there is no check {pattern!r}; there are {', '.join(names)}")
-    return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+        if not any(_named(name, pattern) for name in names):
+            listed = "\n".join(f"  {name}" for name in names)
+            raise ValueError(f"there is no check {pattern!r}; there are\n{listed}")
+    return [name for name in names if any(_named(name, pattern) for pattern in patterns)]
+
+
+def _named(name: str, pattern: str) -> bool:
+    return any(fnmatch.fnmatchcase(each, pattern) for each in (name, *LINES.get(name, ())))
 
 
 def _folder(model: HookedTransformer) -> Path | None:
@@ -150,7 +168,9 @@ def _run(name: str, patient: Patient) -> tuple[list[Check], pd.DataFrame | None]
 
 def _raised(name: str, error: Exception) -> Check:
     text = " ".join(str(error).split())
-    return Check(name, "the check itself", "FAILED", note=f"{type(error).__name__}: {text[:300]}")
+    made = outliers.massive if name == LAST else CHECKS[name]
+    compared = " ".join((made.__doc__ or "the check itself").split("\n\n")[0].split())
+    return Check(name, compared, "FAILED", note=f"{type(error).__name__}: {text[:300]}")
 
 
 def _timed(check: Check, seconds: float) -> Check:

@@ -150,7 +150,7 @@ def _inert(patient: Patient, name: str) -> bool:
     cfg, layer, kind = patient.model.cfg, layer_of(name), kind_of(name).kind
     if layer is None:
         return False
-    if cfg.window == 1 and cfg.has_window(layer):
+    if cfg.n_ctx == 1 or (cfg.window == 1 and cfg.has_window(layer)):
         return kind in ("q", "k", "rot_q", "rot_k", "attn_scores", "q_input", "k_input")
     all_of_them = cfg.experts is not None and cfg.experts.top_k == cfg.experts.n_experts
     only_one = cfg.experts is not None and cfg.experts.n_experts == 1

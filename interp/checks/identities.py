@@ -16,10 +16,11 @@ def shapes(patient: Patient) -> Check:
     """Every site has the shape that `model.sites()` documents, on a batch of two texts."""
     model, batch = patient.model, 2
     ids = torch.stack([patient.ids[:5], patient.ids[:5].flip(0)])
+    n_pos = ids.shape[1]
     with torch.no_grad():
         _, cache = model.run_with_cache(ids, sites=model.site_names)
     table = model.sites().drop_duplicates("site").set_index("site")
-    places = {"batch": batch, "pos": 5, "query": 5, "key": 5}
+    places = {"batch": batch, "pos": n_pos, "query": n_pos, "key": n_pos}
     wrong = []
     for name in model.site_names:
         axes = str(table.loc[name, "size"]).split()

@@ -8,7 +8,7 @@ one rule, by which steering strength, mean ablation and autoencoders leave the o
 import pandas as pd
 import torch
 
-from interp.checks.patient import TEXT, Patient
+from interp.checks.patient import TEXT, Patient, skipped
 from interp.checks.report import MASSIVE, Check
 from interp.intervene import special_tokens, typical_rows
 from interp.sites import short_name
@@ -16,6 +16,7 @@ from interp.store.stats import OUTLIER_FACTOR
 from interp.tokens import Tokens
 
 N_DIMENSIONS = 3
+COLUMNS = pd.Index(MASSIVE)
 
 
 def massive(patient: Patient) -> tuple[Check, pd.DataFrame]:
@@ -25,6 +26,9 @@ def massive(patient: Patient) -> tuple[Check, pd.DataFrame]:
     with torch.no_grad():
         _, cache = model.run_with_cache(tokens, sites="resid_post:*", stop_at_layer=model.cfg.n_layers)
     special = special_tokens(model, tokens.ids)
+    if not bool((tokens.mask & (tokens.positions > 0) & ~special).any()):
+        why = "the texts hold nothing but first and special tokens"
+        return skipped("massive activations", _compared(int(tokens.mask.sum())), why), pd.DataFrame(columns=COLUMNS)
     rows, kept, total = [], [], int(tokens.mask.sum())
     for layer in range(model.cfg.n_layers):
         stream = cache["resid_post", layer].float()
@@ -41,7 +45,7 @@ def massive(patient: Patient) -> tuple[Check, pd.DataFrame]:
                 (short_name(f"blocks.{layer}.hook_resid_post"), layer, text, int(tokens.positions[text, column]),
                  _label(patient, int(tokens.ids[text, column])), size, norm, size / norm, top.indices.tolist(), share)
             )  # fmt: skip
-    frame = pd.DataFrame(rows, columns=pd.Index(MASSIVE))
+    frame = pd.DataFrame(rows, columns=COLUMNS)
     return Check(
         "massive activations", _compared(total), "info", float(len(frame)), None, _note(frame, kept, total)
     ), frame
@@ -58,7 +62,9 @@ def _texts(patient: Patient) -> Tokens:
 
 
 def _compared(total: int) -> str:
-    return f"norms of {total} tokens in every layer with {OUTLIER_FACTOR:.0f} times the typical norm"
+    return (
+        f"number of norms over {OUTLIER_FACTOR:.0f} times their layer's typical norm, of {total} tokens in every layer"
+    )
 
 
 def _note(frame: pd.DataFrame, kept: list[int], total: int) -> str:

@@ -1,8 +1,8 @@
 """The model against transformers, from the same folder: logits, every layer's stream, token ids and the chat template.
 
 transformers is never needed; where it is not installed, or the folder is not known, the checks say so and the others
-stand. Its eager implementation in fp32 is the reference: 2e-4 on logits, 2e-5 of each row's own norm on the stream (its
-eager and its fused attention differ by 4e-5 and 3e-6 themselves).
+stand. Its eager implementation in fp32 is the reference (but for Falcon with ALiBi, see `_attention`): 2e-4 on logits,
+2e-5 of each row's own norm on the stream (its eager and its fused attention differ by 4e-5 and 3e-6 themselves).
 """
 
 import contextlib
@@ -24,7 +24,7 @@ ROWS = 2e-5
 
 def parity(patient: Patient) -> list[Check]:
     """Logits, streams and tokenizer, or one line that says why not."""
-    what = "logits, every layer's stream and token ids with transformers' eager implementation"
+    what = f"logits, every layer's stream and token ids with transformers' {_attention(patient)} implementation"
     why = _why_not(patient)
     if why:
         return [skipped("parity with transformers", what, why)]
@@ -74,7 +74,18 @@ def _load(patient: Patient, folder: Path) -> Any:
 
     kind = transformers.AutoModelForMaskedLM if patient.model.cfg.mlm_head else transformers.AutoModelForCausalLM
     options = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
-    return kind.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32, **options).eval()
+    return kind.from_pretrained(folder, attn_implementation=_attention(patient), dtype=torch.float32, **options).eval()
+
+
+def _attention(patient: Patient) -> str:
+    """transformers' attention to compare with. Its eager Falcon adds ALiBi to the mask and once more to the scores (5.24),
+    its SDPA, the default, adds it once."""
+    cfg = patient.model.cfg
+    return "sdpa" if cfg.family == "falcon" and cfg.positional == "alibi" else "eager"
+
+
+def _note(patient: Patient) -> str:
+    return "" if _attention(patient) == "eager" else "compared with sdpa: transformers' eager Falcon adds ALiBi twice"
 
 
 def _logits(patient: Patient, theirs: Tensor) -> Check:
@@ -82,7 +93,8 @@ def _logits(patient: Patient, theirs: Tensor) -> Check:
     # A random model's logits may be far larger than a trained one's, and rounding with them.
     size = max(1.0, float(theirs.abs().max()) / 50)
     bound = LOGITS * size if patient.model.dtype == torch.float32 else patient.drift * float(theirs.abs().max())
-    return bounded("parity: logits", f"logits of {len(theirs)} tokens with transformers (eager, fp32)", error, bound)
+    compared = f"logits of {len(theirs)} tokens with transformers ({_attention(patient)}, fp32)"
+    return bounded("parity: logits", compared, error, bound, _note(patient))
 
 
 def _streams(patient: Patient, theirs: Any) -> Check:
@@ -96,7 +108,9 @@ def _streams(patient: Patient, theirs: Any) -> Check:
             worst, where = error, site
     bound = ROWS if patient.model.dtype == torch.float32 else patient.drift
     compared = f"each row of {n_layers if normed else n_layers - 1} layers' streams with transformers, by its own norm"
-    return bounded("parity: every layer", compared, worst, bound, "" if worst <= bound else f"worst at {where}")
+    return bounded(
+        "parity: every layer", compared, worst, bound, _note(patient) if worst <= bound else f"worst at {where}"
+    )
 
 
 def _tokenizer(patient: Patient, folder: Path) -> Check:

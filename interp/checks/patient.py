@@ -32,6 +32,8 @@ ROUNDING = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 1e-2, torc
 measured on SmolLM2-135M. A wrong formula is off by 0.1 and more."""
 DRIFT = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 0.1}
 """How far two ways through 30 layers may end up apart, relative to the largest logit; 1e-5 and 0.04 are measured."""
+LONGEST = 600
+"""Tokens that a check of windows or of rotations by length may need; longer ones are left to the definitions."""
 WIDEST = 24
 """Tokens in the texts of most checks: enough for every mechanism, few enough for fp64."""
 
@@ -70,9 +72,29 @@ class Patient:
 
     @functools.cached_property
     def rows(self) -> list[Int[Tensor, "_"]]:
-        """Three texts of unequal length: the paragraph's beginning, and random ids."""
-        third = max(2, self.width // 3)
-        return [self.ids, self.random_ids(max(3, self.width // 2), 1), self.random_ids(third, 2)]
+        """Three texts of unequal length: the paragraph's beginning, and random ids; where rotations depend on the length,
+        one on either side of the length where they begin to change as well."""
+        lengths = [min(n, self.model.cfg.n_ctx) for n in (max(3, self.width // 2), max(2, self.width // 3))]
+        limit = self.turning_point
+        lengths += [] if limit is None or self.unreached else [limit + 4, max(1, limit - 2)]
+        return [self.ids, *(self.random_ids(n, stream) for stream, n in enumerate(lengths, 1))]
+
+    @property
+    def turning_point(self) -> int | None:
+        """Tokens up to which rotations are those of a short text, None where they never depend on the length."""
+        rope = self.model.rope
+        return rope.scaling.original_n_ctx if rope is not None and rope.scaling is not None and rope.by_length else None
+
+    @property
+    def unreached(self) -> str:
+        """Why no text goes beyond the turning point; empty where one does, or where there is none."""
+        limit, most = self.turning_point, min(self.model.cfg.n_ctx, LONGEST)
+        if limit is None or limit + 4 <= most:
+            return ""
+        what = f"a text over the {limit} tokens from which rotations change"
+        if limit + 4 > self.model.cfg.n_ctx:
+            return f"{what} does not fit n_ctx={self.model.cfg.n_ctx}"
+        return f"{what} is too long for a quick check, so none was made"
 
     def padded(self, rows: Sequence[Int[Tensor, "_"]], side: str, fill: int = 0) -> Tokens:
         """Texts as one batch, padded on one side with `fill`."""

@@ -32,15 +32,13 @@ class PlainModel:
     """One model, from definitions. Values are [pos ...] in fp64, keyed by full site name.
 
     Args:
-        model: whose weights and configuration.
-        tables: precision that a fixed position table was made in; None is the model's own.
+        model: whose weights and configuration, and in whose precision a fixed position table is rounded.
     """
 
-    def __init__(self, model: HookedTransformer, tables: torch.dtype | None = None) -> None:
+    def __init__(self, model: HookedTransformer) -> None:
         self.cfg: ModelConfig = model.cfg
         self.weights = Weights(model)
         self.dtype = model.dtype
-        self.tables = tables or model.dtype
 
     # ------------------------------------------------------------------------------------------------------- parts
 
@@ -78,7 +76,7 @@ class PlainModel:
     def _places(self, positions: Tensor) -> Tensor:
         if self.cfg.positional == "learned":
             return self.weights.raw("pos_embed.weight")[positions].cpu().double()
-        return _sinusoids(len(positions), self.cfg.d_model).to(self.tables).double()
+        return _sinusoids(len(positions), self.cfg.d_model).to(self.dtype).double()
 
     def mlp(self, layer: int, x: Float[Tensor, "pos d_model"]) -> dict[str, Tensor]:
         """`pre`, `pre_linear`, `post` of a plain MLP, the router's sites of experts, and `out`."""

@@ -38,7 +38,7 @@ def wide(patient: Patient) -> Check:
     compared = "every layer's stream and the logits with the whole pass from definitions in fp64"
     ids = patient.ids[:16]
     double = converted(model, torch.float64) if model.dtype != torch.float64 else model
-    streams, logits = PlainModel(double, tables=model.dtype).streams(ids)
+    streams, logits = PlainModel(double).streams(ids)
     narrow = _worst(model, ids, streams, logits)
     exact = _worst(double, ids, streams, logits)
     del double

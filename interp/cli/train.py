@@ -8,6 +8,15 @@ import click
 
 import interp
 from interp.cli.output import json_option, show
+from interp.train.checkpoint import require_place
+
+
+def _place(ctx: click.Context, option: click.Parameter, folder: Path) -> Path:  # noqa: ARG001 (click's signature)
+    """The folder of --out, made or checked before anything runs."""
+    try:
+        return require_place(folder)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @click.group("train-toy")
@@ -21,11 +30,12 @@ def train_toy() -> None:
     default="runs/induction",
     show_default=True,
     type=click.Path(path_type=Path),
+    callback=_place,
     help="Folder of the checkpoints and of induction.json.",
 )
-@click.option("--steps", default=600, show_default=True, help="Training steps.")
-@click.option("--every", default=20, show_default=True, help="Steps between checkpoints.")
-@click.option("--seed", default=0, show_default=True, help="Of weights and data.")
+@click.option("--steps", default=600, type=click.IntRange(min=1), show_default=True, help="Training steps.")
+@click.option("--every", default=20, type=click.IntRange(min=1), show_default=True, help="Steps between checkpoints.")
+@click.option("--seed", default=0, type=click.IntRange(min=0), show_default=True, help="Of weights and data.")
 @json_option
 def induction(out: Path, steps: int, every: int, seed: int, as_json: bool) -> None:
     """Watch induction heads form: attention only, two layers, random tokens that repeat; about a minute.
@@ -57,8 +67,8 @@ def induction(out: Path, steps: int, every: int, seed: int, as_json: bool) -> No
 
 
 @train_toy.command(epilog="Example: interp train-toy overfit --steps 200")
-@click.option("--steps", default=200, show_default=True, help="Training steps.")
-@click.option("--seed", default=0, show_default=True, help="Of weights and data.")
+@click.option("--steps", default=200, type=click.IntRange(min=1), show_default=True, help="Training steps.")
+@click.option("--seed", default=0, type=click.IntRange(min=0), show_default=True, help="Of weights and data.")
 @json_option
 def overfit(steps: int, seed: int, as_json: bool) -> None:
     """Learn one batch by heart to a loss below 0.01: a check of model, gradients and optimizer in one."""

@@ -21,6 +21,13 @@ class NotRecorded(ValueError, KeyError):
         return str(self.args[0])
 
 
+class UnknownSite(ValueError, KeyError):
+    """A name that no site of the model has; a KeyError too, so that `cache.get(name)` gives its default."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class ActivationCache(Decomposition, Mapping[str, Tensor]):
     """Site name -> value, in the order of computation. Values are those of the pass, neither moved nor copied.
 
@@ -51,7 +58,10 @@ class ActivationCache(Decomposition, Mapping[str, Tensor]):
     def __getitem__(self, site: Any) -> Tensor:
         if isinstance(site, str) and site in self.cache_dict:
             return self.cache_dict[site]
-        found = self._select(site)
+        try:
+            found = self._select(site)
+        except ValueError as error:
+            raise UnknownSite(str(error)) from None
         if len(found) != 1:
             raise NotRecorded(f"{site!r} names {len(found)} sites; ask for one")
         name, component = found[0].name, found[0].component
@@ -70,13 +80,15 @@ class ActivationCache(Decomposition, Mapping[str, Tensor]):
 
     def _select(self, site: Any) -> list[sites.Selector]:
         if isinstance(site, tuple) and site and isinstance(site[0], str):
-            _, layer, part = (*site, None, None)[:3]
+            kind, layer, part, *more = (*site, None, None)[: max(3, len(site))]
+            if more:
+                raise ValueError(f"cache[{site!r}]: a site is named by its kind, its layer and its part")
             if isinstance(layer, int):
                 n_layers = 1 + max((sites.layer_of(name) or 0 for name in self._available), default=0)
                 layer += n_layers if layer < 0 else 0
                 if not 0 <= layer < n_layers:
                     raise ValueError(f"cache[{site!r}]: the model has layers 0 to {n_layers - 1}")
-            return sites.select(get_act_name(site[0], layer, part), self._available)
+            return sites.select(get_act_name(kind, layer, part), self._available)
         try:
             return sites.select(site, self._available)
         except ValueError:

@@ -154,6 +154,7 @@ class Attention(Direct):
         v: Float[Tensor, "batch kv_head key d_v"],
         shared: PassInputs,
     ) -> Float[Tensor, "batch head query d_v"]:
+        self._note_sums(q, k, shared)
         dropout = self.dropout if self.training else 0.0
         looked_at = bool(self.hook_attn_scores.handles or self.hook_pattern.handles)
         fused = None
@@ -174,6 +175,13 @@ class Attention(Direct):
             return fused
         pattern = nn.functional.dropout(pattern if edited is None else edited, dropout, training=self.training)
         return pattern @ self._for_queries(v)
+
+    def _note_sums(self, q: Tensor, k: Tensor, shared: PassInputs) -> None:
+        """Leave a sum that is NaN if a query or key is. One token decoded with nothing attached cannot bring one in."""
+        points = (self.hook_q, self.hook_k, self.hook_rot_q, self.hook_rot_k)
+        if q.shape[2] > 1 or shared.kv is None or any(point.handles for point in points):
+            wide = torch.promote_types(q.dtype, torch.float32)
+            self.hook_q.run.sums.append(q.detach().sum(dtype=wide) + k.detach().sum(dtype=wide))
 
     def scores(
         self,

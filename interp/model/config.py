@@ -5,127 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from interp.model.config_checks import check_keys, check_kinds, of_kind, refuse_unused, require
+from interp.model.config_parts import Experts, Latent, RopeScaling
+
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "relu")
 NORMS = ("rms", "layer", "none")
 POSITIONS = ("rope", "learned", "sinusoidal", "alibi", "none")
 PLACEMENTS = ("pre", "post", "sandwich", "post_ln")
-ROPE_SCALINGS = ("linear", "ntk", "dynamic", "yarn", "llama3", "longrope")
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """Stretching of the rotary frequencies for contexts longer than the training one."""
-
-    kind: str
-    """`linear` divides every frequency by `factor`; `ntk` raises the base instead; `dynamic` is ntk by the length of the
-    text; `yarn` (arXiv 2309.00071) and `llama3` (Llama 3.1's rule) stretch long waves only; `longrope` (arXiv 2402.13753)
-    has a factor for each frequency."""
-    factor: float
-    """How many times longer the new context is."""
-    low_freq_factor: float = 1.0
-    """`llama3`: wavelengths above original_n_ctx / low_freq_factor are divided by `factor`."""
-    high_freq_factor: float = 4.0
-    """`llama3`: wavelengths below original_n_ctx / high_freq_factor stay as they are."""
-    original_n_ctx: int = 8192
-    """`llama3`, `yarn`, `dynamic`, `longrope`: the context length of the pre-training."""
-    beta_fast: float = 32.0
-    """`yarn`: pairs with more turns than this in the original context stay as they are."""
-    beta_slow: float = 1.0
-    """`yarn`: pairs with fewer turns than this are divided by `factor`."""
-    attention_factor: float | None = None
-    """`yarn`, `longrope`: what cos and sin are multiplied by; None takes the paper's rule."""
-    mscale: float | None = None
-    """`yarn` as DeepSeek writes it: the strength of that rule, with `mscale_all_dim`."""
-    mscale_all_dim: float | None = None
-    """`yarn` as DeepSeek writes it: cos and sin get the quotient of the two rules."""
-    truncate: bool = True
-    """`yarn`: the bounds between stretched and kept pairs are whole numbers."""
-    short_factor: tuple[float, ...] = ()
-    """`longrope`: a divisor for each frequency in texts up to the original context."""
-    long_factor: tuple[float, ...] = ()
-    """`longrope`: the same in longer texts."""
-
-    def __post_init__(self) -> None:
-        if self.kind not in ROPE_SCALINGS:
-            raise ValueError(
-                f"rope scaling {self.kind!r} is not supported ({', '.join(ROPE_SCALINGS)} are); a model loaded without it "
-                "would be silently wrong beyond its first tokens, so it is refused"
-            )
-        if self.factor < 1.0:
-            raise ValueError(f"rope scaling factor must be at least 1, got {self.factor}")
-        if self.original_n_ctx < 1:
-            raise ValueError(f"rope scaling original_n_ctx must be at least 1, got {self.original_n_ctx}")
-        for field in ("short_factor", "long_factor"):
-            object.__setattr__(self, field, tuple(getattr(self, field)))
-        if self.kind == "longrope" and not (self.short_factor and self.long_factor):
-            raise ValueError("longrope needs short_factor and long_factor")
-
-
-@dataclass(frozen=True)
-class Experts:
-    """A mixture of experts in place of the MLP: a router sends each token to a few of many small MLPs."""
-
-    n_experts: int
-    """MLPs that the router chooses from."""
-    top_k: int
-    """How many of them a token goes to."""
-    d_expert: int
-    """Hidden width of one expert."""
-    n_shared: int = 0
-    """Experts that every token goes to, as one MLP of n_shared x d_expert."""
-    score: str = "softmax"
-    """`softmax` over all experts, or `sigmoid` of each (DeepSeek-V3)."""
-    normalize: bool = True
-    """The chosen experts' weights are divided by their sum."""
-    scale: float = 1.0
-    """The weights are multiplied by this in the end."""
-    bias: bool = False
-    """A bias for each expert that the choice sees and the weights do not: balancing without an auxiliary loss
-    (arXiv 2408.15664)."""
-    n_groups: int = 1
-    """Groups of experts, of which a token may use `top_groups` (DeepSeek-V3)."""
-    top_groups: int = 1
-    """Groups that a token may use; the best two experts of a group make its score."""
-    layers: tuple[int, ...] | None = None
-    """Layers that have experts; None means all. The others have a plain MLP of width d_mlp."""
-
-    def __post_init__(self) -> None:
-        if self.layers is not None:
-            object.__setattr__(self, "layers", tuple(self.layers))
-        if not 1 <= self.top_k <= self.n_experts:
-            raise ValueError(f"top_k must lie in 1..{self.n_experts} (n_experts), got {self.top_k}")
-        if self.d_expert < 1 or self.n_shared < 0:
-            raise ValueError(f"d_expert={self.d_expert}, n_shared={self.n_shared}: at least 1 and 0")
-        if self.score not in ("softmax", "sigmoid"):
-            raise ValueError(f"score={self.score!r} is unknown; known are softmax and sigmoid")
-        if self.n_groups < 1 or self.n_experts % self.n_groups or not 1 <= self.top_groups <= self.n_groups:
-            raise ValueError(
-                f"{self.n_experts} experts in {self.n_groups} groups, {self.top_groups} of them open: the groups must be "
-                "equal, and open at least one"
-            )
-        if self.top_k > self.top_groups * (self.n_experts // self.n_groups):
-            raise ValueError(f"top_k={self.top_k} experts do not fit into {self.top_groups} groups")
-
-
-@dataclass(frozen=True)
-class Latent:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): keys and values come from one small vector a token."""
-
-    kv_rank: int
-    """Width of the vector that keys and values are made from, and that the cache keeps."""
-    d_rope: int
-    """Rotated dimensions of a query and key; the key's are shared by all heads."""
-    d_v: int
-    """Width of a value head."""
-    q_rank: int | None = None
-    """Width of the vector that queries are made from; None makes them from the stream itself."""
-
-    def __post_init__(self) -> None:
-        for field in ("kv_rank", "d_rope", "d_v"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
-        if self.d_rope % 2:
-            raise ValueError(f"d_rope must be even, got {self.d_rope}")
 
 
 @dataclass(frozen=True)
@@ -226,13 +112,11 @@ class ModelConfig:
     """What people call the model; stands in every card."""
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         for field in ("n_layers", "d_model", "n_heads", "d_head", "d_vocab", "n_ctx"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
-        if self.d_mlp < 0:
-            raise ValueError(f"d_mlp must be at least 0, got {self.d_mlp}")
-        if self.window_layers is not None:
-            object.__setattr__(self, "window_layers", tuple(self.window_layers))
+            require(getattr(self, field) >= 1, field, getattr(self, field), "at least 1")
+        for field in ("d_mlp", "n_token_types", "norm_eps"):
+            require(getattr(self, field) >= 0, field, getattr(self, field), "at least 0")
         if self.n_kv_heads is None:
             object.__setattr__(self, "n_kv_heads", self.n_heads)
         if self.kv_heads < 1 or self.n_heads % self.kv_heads:
@@ -240,14 +124,47 @@ class ModelConfig:
         for field, known in CHOICES.items():
             if getattr(self, field) not in known:
                 raise ValueError(f"{field}={getattr(self, field)!r} is unknown; known are {', '.join(known)}")
+        self._check_use()
         self._check_positions()
+        self._check_window()
         self._check_parts()
 
+    def _check_use(self) -> None:
+        """Nothing that is given may go unread."""
+        if self.positional != "rope":
+            rotary = ("rope_theta", "rope_scaling", "rope_pairing", "rotary_dim", "rope_theta_local")
+            refuse_unused(self, rotary, "positional='rope'")
+        if self.positional != "alibi":
+            refuse_unused(self, ("alibi_scaled",), "positional='alibi'")
+        if self.window is None:
+            refuse_unused(self, ("window_layers", "rope_theta_local"), "a window")
+
     def _check_positions(self) -> None:
-        if self.positional == "rope" and (self.rotary % 2 or not 0 < self.rotary <= self.d_head):
+        if self.positional != "rope":
+            return
+        if self.rotary % 2 or not 0 < self.rotary <= self.d_head:
             raise ValueError(f"rotary positions need an even number of dimensions up to d_head, got {self.rotary}")
+        for field in ("rope_theta", "rope_theta_local"):
+            value = getattr(self, field)
+            require(value is None or value > 0, field, value, "above 0")
+        scaling = self.rope_scaling
+        if scaling is None:
+            return
+        if scaling.kind in ("ntk", "dynamic") and self.rotary < 4:
+            raise ValueError(f"{scaling.kind} scaling needs at least 4 rotated dimensions, got {self.rotary}")
+        if scaling.kind == "yarn" and self.rope_theta <= 1:
+            raise ValueError(f"yarn scaling needs rope_theta above 1, got {self.rope_theta}")
+        for field in ("short_factor", "long_factor"):
+            factors = getattr(scaling, field)
+            if factors and len(factors) != self.rotary // 2:
+                raise ValueError(
+                    f"longrope has {len(factors)} factors in {field} for {self.rotary // 2} frequencies: give one for each"
+                )
+
+    def _check_window(self) -> None:
         if self.window is not None and self.window < 1:
             raise ValueError(f"window must be at least 1, got {self.window}")
+        require(self.window_layers != (), "window_layers", self.window_layers, "some layers, or None for all")
         layers = {"window_layers": self.window_layers, "experts.layers": self.experts and self.experts.layers}
         for field, chosen in layers.items():
             if chosen and not all(0 <= layer < self.n_layers for layer in chosen):
@@ -312,14 +229,18 @@ class ModelConfig:
         # The slack lets keys lie in order: they are moved to the front once in `slack` tokens, not at each.
         return min(n_tokens, self.window + max(16, self.window // 8))
 
-    def kv_cache_bytes(self, n_tokens: int, batch: int = 1, dtype: Any = None) -> int:
+    def kv_cache_bytes(self, n_tokens: Any, batch: Any = 1, dtype: Any = None) -> int:
         """Bytes that the KV cache of a generation takes.
 
         Args:
             n_tokens: prompt and new tokens.
             batch: texts.
             dtype: a torch dtype or its name ("float32"); None means float32.
+
+        Raises:
+            ValueError: n_tokens or batch is no whole number from 1 on, or an unknown dtype.
         """
+        n_tokens, batch = of_kind("n_tokens", n_tokens, int), of_kind("batch", batch, int)
         if n_tokens < 1 or batch < 1:
             raise ValueError(f"n_tokens and batch must be at least 1, got {n_tokens} and {batch}")
         if self.latent is not None:
@@ -335,15 +256,13 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ModelConfig":
-        """The inverse of `to_dict`; an unknown key is an error."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise ValueError(f"unknown model configuration keys {unknown}; known are {sorted(known)}")
+        """The inverse of `to_dict`. ValueError for an unknown key, a missing one, and what the constructor refuses."""
         rest = _tuples(values)
         for field, kind in (("rope_scaling", RopeScaling), ("latent", Latent), ("experts", Experts)):
             if isinstance(rest.get(field), Mapping):
+                check_keys(kind, rest[field], f"{field} of the model configuration")
                 rest[field] = kind(**_tuples(rest[field]))
+        check_keys(cls, rest, "the model configuration")
         return cls(**rest)
 
 

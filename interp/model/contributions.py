@@ -138,6 +138,10 @@ class Contributions:
         depth = self._depth(layer, mlp_input)
         model = self._need_model()
         norm, name = self._reader(depth, mlp_input)
+        if residual_stack.ndim < 2 or residual_stack.shape[-1] != model.cfg.d_model:
+            raise ValueError(
+                f"a stack is [component *rows d_model] with d_model={model.cfg.d_model}, got {tuple(residual_stack.shape)}"
+            )
         if has_batch_dim:
             residual_stack = take(residual_stack, batch_slice, 1)
         if norm is None or norm.kind == "none":

@@ -25,6 +25,12 @@ NUCLEUS = 512
 """Tokens among which a nucleus is looked for before the whole vocabulary is sorted: ten times slower, seldom needed."""
 
 
+def _check_number(name: str, value: Any, kind: Any, optional: bool = False) -> None:
+    if (optional and value is None) or (isinstance(value, kind) and not isinstance(value, bool)):
+        return
+    raise ValueError(f"{name} must be a {'whole ' if kind is int else ''}number, got {value!r}")
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen.
@@ -33,20 +39,24 @@ class Sampling:
         ValueError: a value outside its range.
     """
 
-    temperature: float = 0.0
+    temperature: Any = 0.0
     """0 is greedy: the cuts below then make no difference."""
-    top_k: int | None = None
+    top_k: Any = None
     """Keep the k most probable tokens."""
-    top_p: float | None = None
+    top_p: Any = None
     """Keep the smallest set of tokens whose probability reaches p."""
-    seed: int = 0
+    seed: Any = 0
     """Of the random numbers."""
-    min_p: float | None = None
+    min_p: Any = None
     """Keep the tokens that are at least this many times as probable as the most probable one."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: Any = 1.0
     """Logits of tokens that the prompt or the new text holds are divided by this if positive, else multiplied."""
 
     def __post_init__(self) -> None:
+        for field in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            _check_number(field, getattr(self, field), int | float, optional=field.endswith("_p"))
+        _check_number("top_k", self.top_k, int, optional=True)
+        _check_number("seed", self.seed, int)
         if not (self.temperature >= 0 and math.isfinite(self.temperature)):
             raise ValueError(f"temperature must be 0 (greedy) or more, got {self.temperature}")
         if self.top_k is not None and self.top_k < 1:

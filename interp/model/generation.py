@@ -34,18 +34,24 @@ class Settings:
 
     sampling: Sampling
     """How tokens are chosen."""
-    max_new_tokens: int
+    max_new_tokens: Any
     """The limit for every row."""
-    stop: str | int | Sequence[Any] | None = None
+    stop: Any = None
     """Stop strings and stop token ids."""
     stop_at_eos: bool = True
     """The end-of-text token ends a row."""
-    n_samples: int | None = None
+    n_samples: Any = None
     """Continuations of each prompt."""
     sites: Any = None
     """What to record."""
 
     def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "n_samples"):
+            value = getattr(self, name)
+            if not (isinstance(value, int) and not isinstance(value, bool)) and not (
+                name == "n_samples" and value is None
+            ):
+                raise ValueError(f"{name} must be a whole number, got {value!r}")
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
         if self.n_samples is not None and self.n_samples < 1:
@@ -65,7 +71,7 @@ class Settings:
         """Stop strings and stop token ids, as a tuple."""
         if self.stop is None:
             return ()
-        return (self.stop,) if isinstance(self.stop, (str, int)) else tuple(self.stop)
+        return tuple(self.stop) if isinstance(self.stop, Sequence) and not isinstance(self.stop, str) else (self.stop,)
 
 
 class Generating(LensStyle, ForwardPass):
@@ -85,17 +91,17 @@ class Generating(LensStyle, ForwardPass):
     def generate(
         self,
         prompt: Any,
-        max_new_tokens: int = 20,
+        max_new_tokens: int | Any = 20,
         *,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        repetition_penalty: float = 1.0,
-        seed: int = 0,
-        stop: str | int | Sequence[Any] | None = None,
+        temperature: float | Any = 0.0,
+        top_k: int | Any = None,
+        top_p: float | Any = None,
+        min_p: float | Any = None,
+        repetition_penalty: float | Any = 1.0,
+        seed: int | Any = 0,
+        stop: str | int | Sequence[Any] | Any = None,
         stop_at_eos: bool = True,
-        n_samples: int | None = None,
+        n_samples: int | Any = None,
         sites: Any = None,
     ) -> Generation:
         """Continue a prompt, or each of a list of prompts, with a KV cache.
@@ -133,11 +139,11 @@ class Generating(LensStyle, ForwardPass):
     def generate_stream(
         self,
         prompt: Any,
-        max_new_tokens: int = 20,
+        max_new_tokens: int | Any = 20,
         *,
-        stop: str | int | Sequence[Any] | None = None,
+        stop: str | int | Sequence[Any] | Any = None,
         stop_at_eos: bool = True,
-        n_samples: int | None = None,
+        n_samples: int | Any = None,
         sites: Any = None,
         **sampling: Any,
     ) -> "GenerationStream":
@@ -212,7 +218,8 @@ class GenerationStream(Iterator[Piece]):
 
     def __init__(self, model: Generating, prompt: Any, settings: Settings) -> None:
         refuse_encoder(model.cfg, "generation")
-        tokens = left_padded(model.tokenize(prompt))
+        texts = isinstance(prompt, str) or (isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], str))
+        tokens = left_padded(model.tokenize(prompt, **({"close": False} if texts else {})))
         self._model, self._settings, self._prompt = model, settings, tokens
         self._lengths = tokens.lengths
         longest = int(self._lengths.max())
@@ -229,6 +236,9 @@ class GenerationStream(Iterator[Piece]):
         if stops and model.tokenizer is None:
             raise ValueError(f"stop={stops[0]!r} needs a tokenizer; this model has none: stop at token ids instead")
         self._stop_ids = {stop for stop in settings.stops if isinstance(stop, int)}
+        outside = [stop for stop in self._stop_ids if not 0 <= stop < model.cfg.d_vocab]
+        if outside:
+            raise ValueError(f"stop={outside[0]} is no token of this model: ids lie in 0..{model.cfg.d_vocab - 1}")
         self._eos = model.tokenizer.eos_id if model.tokenizer is not None and settings.stop_at_eos else None
         prompts, copies = [tokens.row(index) for index in range(len(tokens))], settings.n_samples or 1
         self._rows = [_Row(ids, stops) for ids in prompts for _ in range(copies)]

@@ -39,11 +39,27 @@ def refuse_not_finite(resid: Float[Tensor, "batch pos d_model"], tokens: Tokens)
         row, pos = bad.nonzero()[0].tolist()
         raise ValueError(
             f"the residual stream is NaN or infinite at text {row}, position {pos}: a hook or an intervention wrote it, the "
-            f"weights are damaged, or {str(resid.dtype).removeprefix('torch.')} is too narrow"
+            "weights are damaged or were never set (HookedTransformer(cfg, seed=0) draws them), or "
+            f"{str(resid.dtype).removeprefix('torch.')} is too narrow"
+        )
+
+
+def refuse_broken_scores(sums: list[Tensor], dtype: torch.dtype) -> None:
+    """ValueError if a query or key is NaN or infinite: a fused kernel may hide it in finite values."""
+    broken = (~torch.isfinite(torch.stack(sums))).nonzero()
+    if len(broken):
+        raise ValueError(
+            f"queries or keys are NaN or infinite in attention layer {int(broken[0])} of this pass: a hook or an intervention "
+            "wrote it, the weights are damaged or were never set (HookedTransformer(cfg, seed=0) draws them), or "
+            f"{str(dtype).removeprefix('torch.')} is too narrow"
         )
 
 
 def tokens_from_ids(x: Any) -> Tokens:
+    if isinstance(x, list | tuple) and len({len(row) for row in x if isinstance(row, list | tuple)}) > 1:
+        raise ValueError(
+            "rows of token ids must have one length; pad them and say which are real: interp.Tokens(ids, mask)"
+        )
     try:
         ids = torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -89,7 +89,7 @@ def quantize_int8(model: HookedTransformer, *, check: Any = None) -> Int8Report:
         raise ValueError("int8 weights need a float32, bfloat16 or float64 model; this one is float16")
     if isinstance(model.embed, Int8Embedding):
         raise ValueError(f"{model.cfg.name} has int8 weights already")
-    copy = HookedTransformer(model.cfg, model.tokenizer, dtype=model.dtype)
+    copy = HookedTransformer(model.cfg, model.tokenizer, dtype=model.dtype, blank=True)
     _copy_small(model, copy)
     for name, module in list(model.named_modules()):
         if isinstance(module, Linear):

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.model.act_names import get_act_name
+from interp.model.inputs import refuse_encoder
 from interp.model.named_weights import NamedWeights
 from interp.model.norm import accumulate
 from interp.tokens import Tokenizer
@@ -229,6 +230,7 @@ class LensStyle(NamedWeights):
             prepend_bos: as in `to_tokens`, for the prompt.
             top_k: how many of the model's choices to list.
         """
+        refuse_encoder(self.cfg, "the next token after a prompt")
         if top_k < 1:
             raise ValueError(f"top_k must be at least 1, got {top_k}")
         answers = [answer] if isinstance(answer, str) else list(answer)

@@ -17,7 +17,7 @@ from interp.model.attention import Angles, PassInputs
 from interp.model.block import Block
 from interp.model.cache import KVCache
 from interp.model.config import ModelConfig
-from interp.model.inputs import refuse_not_finite
+from interp.model.inputs import refuse_broken_scores, refuse_not_finite
 from interp.model.kernels import products_of
 from interp.model.linear import Embedding, Linear, blank
 from interp.model.mask import Places, attention_mask
@@ -99,16 +99,18 @@ class ForwardPass(NamedWeights):
 
     # State of the pass --------------------------------------------------------------------------------------------
 
-    def _stop(self, stop_at_layer: int | None) -> int | None:
+    def _stop(self, stop_at_layer: Any, name: str = "stop_at_layer") -> int | None:
         if stop_at_layer is None:
             return None
+        if not isinstance(stop_at_layer, int) or isinstance(stop_at_layer, bool):
+            raise ValueError(f"{name} must be a whole number, got {stop_at_layer!r}")
         stop = stop_at_layer + (self.cfg.n_layers if stop_at_layer < 0 else 0)
         if not 0 <= stop <= self.cfg.n_layers:
-            raise ValueError(f"stop_at_layer={stop_at_layer}: the model has {self.cfg.n_layers} layers")
+            raise ValueError(f"{name}={stop_at_layer}: the model has {self.cfg.n_layers} layers")
         return stop
 
-    def _start(self, start_at_layer: int, stop: int | None) -> int:
-        start = self._stop(start_at_layer)
+    def _start(self, start_at_layer: Any, stop: int | None) -> int:
+        start = self._stop(start_at_layer, "start_at_layer")
         assert start is not None
         if stop is not None and start > stop:
             raise ValueError(f"start_at_layer={start_at_layer} lies after stop_at_layer={stop}: nothing would run")
@@ -124,6 +126,8 @@ class ForwardPass(NamedWeights):
             tokens = Tokens(ids, torch.ones_like(ids, dtype=torch.bool))
         if tokens.ids.shape != x.shape[:2]:
             raise ValueError(f"tokens {tuple(tokens.ids.shape)} do not fit a stream {tuple(x.shape)}")
+        if int(tokens.lengths.max()) > self.cfg.n_ctx:
+            raise ValueError(f"the stream has {int(tokens.lengths.max())} tokens, the context holds {self.cfg.n_ctx}")
         return x, tokens.to(self.device)
 
     def _prompt_len(self, prompt_len: int | Sequence[int] | None, tokens: Tokens) -> Int[Tensor, " batch"] | None:
@@ -143,6 +147,7 @@ class ForwardPass(NamedWeights):
     ) -> None:
         run = self.run
         run.phase, run.step, run.mask, run.prompt_len = phase, step, tokens.mask, prompt_len
+        run.sums = []
         run.positions = tokens.positions if start is None else start[:, None] + tokens.positions
 
     def _end(self, stop: int | None, start: int = 0) -> None:
@@ -188,10 +193,16 @@ class ForwardPass(NamedWeights):
                 stream = again
             else:
                 stream = block(stream, shared)
+        if self.run.sums:
+            refuse_broken_scores(self.run.sums, self.dtype)
         return stream
 
     def _shared(self, tokens: Tokens, kv: KVCache | None) -> tuple[PassInputs, PassInputs]:
         """What layers share in this pass: (those that see everything, those with a window)."""
+        if tokens.documents is not None and self.rope is not None and self.rope.by_length:
+            raise ValueError(
+                f"{self.cfg.name} turns tokens by the length of their text, which packed documents do not have: run them apart"
+            )
         usual = self._inputs(tokens, kv, None)
         if self.cfg.window is None:
             return usual, usual

@@ -20,6 +20,7 @@ from interp.hooks import Request, attached
 from interp.model.activations import ActivationCache
 from interp.model.config import ModelConfig
 from interp.model.generation import Generating
+from interp.model.gradients import gradients
 from interp.model.inputs import Logits, refuse_encoder, refuse_not_finite, tokens_from_ids
 from interp.model.linear import init_weights
 from interp.model.moe import balance_loss
@@ -44,9 +45,10 @@ class HookedTransformer(Generating):
     Args:
         cfg: the architecture.
         tokenizer: for text input and output; token ids work without.
-        seed: initialise weights from N(0, 0.02), output projections scaled by 1/sqrt(2 n_layers). None leaves the
-            memory as it is, for weights that are assigned next.
+        seed: initialise weights from N(0, 0.02), output projections scaled by 1/sqrt(2 n_layers). None sets them to NaN,
+            so that a model that never got its weights says so.
         dtype: of the parameters.
+        blank: with no seed, leave the memory untouched, for weights that are assigned next.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class HookedTransformer(Generating):
         *,
         seed: int | None = None,
         dtype: torch.dtype = torch.float32,
+        blank: bool = False,
     ) -> None:
         super().__init__(cfg, dtype)
         self.tokenizer, self.note = tokenizer, ""
@@ -63,6 +66,10 @@ class HookedTransformer(Generating):
         """Every HookPoint by full name, in the order of computation."""
         if seed is not None:
             init_weights(self, seed)
+        elif not blank:
+            with torch.no_grad():
+                for weight in self.parameters():
+                    weight.fill_(torch.nan)
         self.eval()
 
     # Tokens -------------------------------------------------------------------------------------------------------
@@ -101,8 +108,8 @@ class HookedTransformer(Generating):
         self,
         x: Any,
         *,
-        stop_at_layer: int | None = None,
-        start_at_layer: int | None = None,
+        stop_at_layer: int | Any = None,
+        start_at_layer: int | Any = None,
         tokens: Tokens | None = None,
         prompt_len: int | Sequence[int] | None = None,
     ) -> Tensor:
@@ -254,29 +261,18 @@ class HookedTransformer(Generating):
             ValueError: an unknown site, a site without a gradient (expert indices), or a metric that is no single number
                 made from the logits.
         """
-        values: dict[str, Tensor] = {}
-        names = self.expand_sites(sites)
-        readers: list[tuple[str, Callable[..., Any], str]] = [
-            (name, lambda value, ctx: values.__setitem__(ctx.name, value), "keep") for name in names
-        ]
-        with torch.enable_grad(), attached(self.hook_dict, Request(readers), self.run):
-            logits = self(x, **options)
-            number = metric(logits)
-            if not isinstance(number, Tensor) or number.numel() != 1 or not number.requires_grad:
-                raise ValueError(
-                    "the metric must return one number that is computed from the logits by torch operations"
-                )
-            found = torch.autograd.grad(number.reshape(()), [values[name] for name in names], allow_unused=True)
-        gradients = {
-            name: torch.zeros_like(values[name]) if gradient is None else gradient
-            for name, gradient in zip(names, found, strict=True)
-        }
-        tokens = logits.tokens if isinstance(logits, Logits) else self.tokenize(x)
-        return number.detach(), ActivationCache(gradients, tokens, self.site_names, self)
+        return gradients(self, metric, x, sites, **options)
 
     @contextmanager
-    def intervene(self, *interventions: Intervention) -> Iterator["HookedTransformer"]:
-        """Apply interventions for the length of the block, in the order given."""
+    def intervene(self, *interventions: Any) -> Iterator["HookedTransformer"]:
+        """Apply interventions for the length of the block, in the order given.
+
+        Raises:
+            ValueError: something else than an intervention; on the way out, one that found no token to act on.
+        """
+        other = [each for each in interventions if not isinstance(each, Intervention)]
+        if other:
+            raise ValueError(f"intervene takes Steer, Ablate, Patch and their like, got {type(other[0]).__name__}")
         entries = [(name, fn, "native") for each in interventions for name, fn in each.hook_functions(self)]
         with attached(self.hook_dict, Request(entries), self.run):
             yield self
@@ -294,8 +290,20 @@ class HookedTransformer(Generating):
 
     def expand_sites(self, wanted: Any) -> list[str]:
         """Shorthand, patterns and names -> full names of this model; ValueError says why it lacks a known kind."""
-        try:
+        if callable(wanted):
+            raise ValueError("sites are names; a function that chooses names goes to names_filter=")
+        with self._reasons():
             return sites.expand(wanted, self.site_names)
+
+    def select_sites(self, site: Any) -> list[sites.Selector]:
+        """One name, shorthand or pattern -> full names with the head or neuron that it names; errors as above."""
+        with self._reasons():
+            return sites.select(site, self.site_names)
+
+    @contextmanager
+    def _reasons(self) -> Iterator[None]:
+        try:
+            yield
         except sites.MissingSite as error:
             why = self.missing_site(error.name)
             raise ValueError(f"{self.cfg.name} has no {error.name!r}: {why}" if why else str(error)) from None
@@ -303,6 +311,9 @@ class HookedTransformer(Generating):
     def missing_site(self, name: str) -> str | None:
         """Why this model lacks a site that others have (full name or shorthand); None where it has it."""
         full = sites.full_name(name)
+        layer = sites.layer_of(full)
+        if layer is not None and layer >= self.cfg.n_layers:
+            raise ValueError(f"{name!r}: the model has layers 0 to {self.cfg.n_layers - 1}")
         return None if full in self.hook_dict else why_missing(self.cfg, full)
 
     def sites(self, *, missing: bool = False) -> pd.DataFrame:
@@ -353,7 +364,9 @@ class HookedTransformer(Generating):
         losses = losses.masked_fill(~real, 0.0)
         if per_token:
             return losses
-        loss = losses.sum() / real.sum().clamp(min=1)
+        if not real.any():
+            raise ValueError("the texts have one token each: there is no next token to predict")
+        loss = losses.sum() / real.sum()
         if not balance:
             return loss
         layers = [layer for layer in range(self.cfg.n_layers) if self.cfg.has_experts(layer)]

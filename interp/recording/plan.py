@@ -233,8 +233,10 @@ def _kept(
     if rule == "first":
         return 0, 1
     start, stop = _answer_span(example, number)
-    offsets = tokenizer.backend.encode(example.text, add_special_tokens=False).offsets
-    shift = len(ids) - len(offsets)
+    own = tokenizer.backend.encode(example.text, add_special_tokens=False)
+    offsets, closing = own.offsets, tokenizer.closing_id
+    closed = closing is not None and ids[-1:] == [closing] and own.ids[-1:] != [closing]
+    shift = len(ids) - len(offsets) - closed
     inside = [i + shift for i, (a, b) in enumerate(offsets) if a < stop and b > start]
     if not inside:
         raise ValueError(f"text {number}: no token lies in its answer, characters {start} to {stop}")

@@ -121,7 +121,7 @@ def encode_responses(
         raise ValueError("contrast pairs are texts; load the model with a tokenizer")
     rows, lengths = [], []
     for index, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-        before = tokenizer.encode(prompt) if prompt else []
+        before = tokenizer.encode(prompt, close=False) if prompt else []
         after = tokenizer.encode(response, bos=None if not prompt else False)
         if not after:
             raise ValueError(f"response {index} is empty")

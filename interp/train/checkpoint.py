@@ -24,6 +24,7 @@ from interp import artifact
 from interp.model import HookedTransformer, ModelConfig
 from interp.tokens import Tokenizer
 
+LOG = "steps.jsonl"
 _NAME = re.compile(r"step-(\d{8,})")
 
 
@@ -79,11 +80,42 @@ class FolderCheckpoints:
                 self.tokenizer.save(folder)
 
     def load(self, step: int) -> Snapshot:
-        """Read one checkpoint, on the CPU."""
+        """Read one checkpoint, on the CPU.
+
+        Raises:
+            ValueError: it is damaged. The message says what to remove, and where the run goes on then.
+        """
+        try:
+            return self._read(step)
+        except (ValueError, OSError) as error:
+            raise ValueError(self._mend(step, error)) from error
+
+    def _read(self, step: int) -> Snapshot:
         folder = checkpoint_path(self.folder, step)
         weights, _ = artifact.load_artifact(folder / "model.safetensors", "model weights")
         moments, card = artifact.load_artifact(folder / "training.safetensors", "training state")
+        if not {"identity", "progress"} <= set(card):
+            raise ValueError(f"{folder / 'training.safetensors'} does not say what run it is of")
         return Snapshot(weights, moments, card)
+
+    def _mend(self, step: int, error: Exception) -> str:
+        """What to do about a damaged checkpoint: go back to the newest whole one before it, if there is one."""
+        doomed = [step]
+        for earlier in reversed([each for each in self.steps() if each < step]):
+            try:
+                self._read(earlier)
+            except (ValueError, OSError):
+                doomed.append(earlier)
+                continue
+            remove = " and ".join(str(checkpoint_path(self.folder, each)) for each in doomed)
+            return (
+                f"the checkpoint of step {step} is damaged: {error}. The one of step {earlier} is whole: remove {remove} "
+                f"to go on from there"
+            )
+        return (
+            f"the checkpoint of step {step} is damaged: {error}. No whole one comes before it: remove {self.folder} to "
+            "begin anew, or choose another folder"
+        )
 
     def steps(self) -> list[int]:
         """Steps that are there, in order."""
@@ -100,6 +132,31 @@ class FolderCheckpoints:
         """Remove what a killed process left half written. Only for the holder of the folder."""
         for leftover in self.folder.glob(".step-*.part"):
             shutil.rmtree(leftover)
+
+
+def require_place(folder: str | os.PathLike[str]) -> Path:
+    """Make a folder for a run, or see that one that is there holds a run or nothing.
+
+    Raises:
+        ValueError: it is a file, it cannot be made or written, or other things lie in it.
+    """
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; checkpoints need a folder: choose another path")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be made or read ({error.strerror}): choose another path") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"{folder} cannot be written: choose another path, or change its permissions")
+    # What a process leaves that was killed before its first checkpoint is no reason to refuse.
+    foreign = [name for name in names if name != ".lock" and not (name.startswith(".step-") and name.endswith(".part"))]
+    if foreign and not checkpoint_steps(folder):
+        raise ValueError(
+            f"{folder} has no checkpoints and is not empty ({foreign[0]!r} lies there): choose another path"
+        )
+    return folder
 
 
 def checkpoint_path(folder: str | os.PathLike[str], step: int) -> Path:
@@ -134,8 +191,10 @@ def load_checkpoint(folder: str | os.PathLike[str], step: int | None = None) -> 
         raise ValueError(f"{folder} is one checkpoint: leave step={step} out, or give the run's folder")
     cfg = ModelConfig.from_dict(artifact.read_json(folder / "config.json"))
     weights, _ = artifact.load_artifact(folder / "model.safetensors", "model weights")
+    if "embed.weight" not in weights:
+        raise ValueError(f"{folder / 'model.safetensors'} holds no embed.weight: it is not the weights of a checkpoint")
     tokenizer = Tokenizer.from_folder(folder) if (folder / "tokenizer.json").is_file() else None
-    model = HookedTransformer(cfg, tokenizer, dtype=weights["embed.weight"].dtype)
+    model = HookedTransformer(cfg, tokenizer, dtype=weights["embed.weight"].dtype, blank=True)
     restore_weights(model, weights, str(folder))
     return model
 

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from interp.model.config_checks import check_kinds, require
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -51,23 +53,22 @@ class TrainConfig:
     """Of dropout; the weights and the data have seeds of their own."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "betas", tuple(self.betas))
+        check_kinds(self)
         for name in ("n_steps", "spike_window", "checkpoint_every"):
-            _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        for name in ("max_rewinds", "max_skips", "seed"):
-            _require(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
+            self._require(name, getattr(self, name) >= 1, "at least 1")
+        for name in ("max_rewinds", "max_skips", "seed", "weight_decay", "balance", "balance_rate"):
+            self._require(name, getattr(self, name) >= 0, "at least 0")
         for name in ("lr", "eps"):
-            _require(name, getattr(self, name), 0 < getattr(self, name) < math.inf, "above 0")
+            self._require(name, getattr(self, name) > 0, "above 0")
         for name in ("warmup", "lr_floor"):
-            _require(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "a share between 0 and 1")
-        for name in ("weight_decay", "balance", "balance_rate"):
-            _require(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "at least 0")
-        _require("betas", self.betas, len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "two of [0, 1)")
-        _require("grad_clip", self.grad_clip, self.grad_clip is None or self.grad_clip > 0, "above 0, or None")
-        _require(
-            "spike_factor", self.spike_factor, self.spike_factor is None or self.spike_factor > 1, "above 1, or None"
-        )
-        _require("keep", self.keep, self.keep is None or self.keep >= 1, "at least 1, or None")
+            self._require(name, 0 <= getattr(self, name) <= 1, "a share between 0 and 1")
+        self._require("betas", len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "two of [0, 1)")
+        self._require("grad_clip", self.grad_clip is None or self.grad_clip > 0, "above 0, or None")
+        self._require("spike_factor", self.spike_factor is None or self.spike_factor > 1, "above 1, or None")
+        self._require("keep", self.keep is None or self.keep >= 1, "at least 1, or None")
+
+    def _require(self, name: str, good: bool, rule: str) -> None:
+        require(good, name, getattr(self, name), rule)
 
     def lr_at(self, step: int) -> float:
         """The learning rate of step 0, 1 ... n_steps - 1: linear rise to the peak, half a cosine down to the floor."""
@@ -76,8 +77,3 @@ class TrainConfig:
             return self.lr * (step + 1) / (rise + 1)
         done = (step - rise) / max(1, self.n_steps - 1 - rise)
         return self.lr * (self.lr_floor + (1 - self.lr_floor) * (1 + math.cos(math.pi * done)) / 2)
-
-
-def _require(name: str, value: object, good: bool, rule: str) -> None:
-    if not good:
-        raise ValueError(f"{name} must be {rule}, got {value!r}")

@@ -27,19 +27,19 @@ from interp.model import HookedTransformer
 from interp.model.inputs import refuse_encoder
 from interp.store.files import hold
 from interp.train.checkpoint import (
+    LOG,
     FolderCheckpoints,
     MemoryCheckpoints,
     Snapshot,
+    require_place,
     restore_weights,
 )
 from interp.train.config import TrainConfig
 from interp.train.data import Data, batch_of
 from interp.train.optimizer import adamw, moments, restore_moments, seeded, training
-from interp.train.step import forward, update
+from interp.train.step import forward, has_targets, update
 
 logger = logging.getLogger("interp.train")
-
-LOG = "steps.jsonl"
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,9 @@ def train_model(
         What came of each batch. The model is trained, in the mode that it was in before, and without gradients.
 
     Raises:
-        ValueError: an encoder, weights of half precision, a choice that does not fit the model, a folder of another run,
-            too many steps that are not finite, or too many loss spikes.
+        ValueError: an encoder, weights of half precision or that are not finite, a choice that does not fit the model, a
+            batch without a token that follows another, a folder of another run or of other things, a damaged
+            checkpoint, too many steps in a row that are not finite or not one that is, or too many loss spikes.
     """
     config = config or TrainConfig()
     _check(model, config)
@@ -144,6 +145,7 @@ def train_model(
                 on_step(record)
             if progress is not None:
                 progress(run.progress.step, config.n_steps)
+        run.require_learning()
     return TrainResult(tuple(run.records), config, folder)
 
 
@@ -179,19 +181,33 @@ class _Run:
         }
         self.identity = json.loads(json.dumps(identity))  # tuples become lists, as in a card
         self.checkpoints = self._open()
-        if self.checkpoints is None:
-            return
-        steps = self.checkpoints.steps()
+        steps = [] if self.checkpoints is None else self.checkpoints.steps()
         if steps:
             self._resume(steps[-1])
         else:
+            _require_finite_weights(model)
             self._save()
         self._write_log()
+
+    def require_learning(self) -> None:
+        """ValueError if not one step of the whole run changed the model."""
+        if self.progress.tokens:
+            return
+        raise ValueError(
+            f"not one of {self.progress.step} steps had a finite loss and finite gradients, so the model is as it was: "
+            f"lower lr ({self.config.lr:g}), or look for damaged weights"
+            + ("" if self.folder is None else f"; remove {self.folder} before the next try")
+        )
 
     def advance(self) -> StepRecord:
         """Take the next batch, and write what is due."""
         step, batch = self.progress.step, self.progress.batch
         tokens = self.model.tokenize(batch_of(self.data, batch))
+        if not has_targets(tokens):
+            raise ValueError(
+                f"batch {batch} has no token that follows another, so there is nothing to predict: give texts of two tokens "
+                "or more"
+            )
         lr = self.config.lr_at(step)
         with seeded(self.model.device, self.config.seed, batch):
             result = forward(self.model, tokens, self.config)
@@ -298,8 +314,8 @@ class _Run:
         log = self.folder / LOG
         lines = log.read_text(encoding="utf-8").splitlines(keepends=True) if log.exists() else []
         # A process that was killed may have written more, and half of the last line.
-        records = [StepRecord(**json.loads(line)) for line in lines if line.endswith("\n")]
-        self.records = [record for record in records if record.batch < self.progress.batch]
+        whole = [_record(line, log, number) for number, line in enumerate(lines, 1) if line.endswith("\n")]
+        self.records = [record for record in whole if record.batch < self.progress.batch]
 
     def _write_log(self) -> None:
         if self.folder is not None:
@@ -333,9 +349,18 @@ def _held(folder: Path | None) -> Iterator[None]:
     if folder is None:
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with hold(folder):
+    with hold(require_place(folder)):
         yield
+
+
+def _require_finite_weights(model: HookedTransformer) -> None:
+    """ValueError for weights that were never drawn, or that are damaged: every step would be left out."""
+    bad = [name for name, weight in model.named_parameters() if not bool(torch.isfinite(weight.detach()).all())]
+    if bad:
+        raise ValueError(
+            f"{len(bad)} weights of {model.cfg.name} are NaN or infinite, {bad[0]} the first: draw them "
+            "(HookedTransformer(cfg, seed=0)), or load whole ones"
+        )
 
 
 def _finite(value: float) -> float | None:
@@ -344,3 +369,12 @@ def _finite(value: float) -> float | None:
 
 def _line(record: StepRecord) -> str:
     return json.dumps(asdict(record), sort_keys=True, allow_nan=False) + "\n"
+
+
+def _record(line: str, log: Path, number: int) -> StepRecord:
+    try:
+        return StepRecord(**json.loads(line))
+    except (ValueError, TypeError):
+        raise ValueError(
+            f"line {number} of {log} is damaged: remove the file to go on without the records of earlier steps"
+        ) from None

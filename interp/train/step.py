@@ -32,6 +32,14 @@ class _NotFinite(Exception):
     """The stream of a real token is NaN or infinite."""
 
 
+def has_targets(tokens: Tokens) -> bool:
+    """Whether a real token follows another one of the same document anywhere in the batch."""
+    follows = tokens.mask[:, 1:] & tokens.mask[:, :-1]
+    if tokens.documents is not None:
+        follows &= tokens.documents[:, 1:] == tokens.documents[:, :-1]
+    return bool(follows.any())
+
+
 def forward(model: HookedTransformer, tokens: Tokens, config: TrainConfig) -> ForwardResult:
     """The loss of a batch. Not finite is a result here, where the model itself would refuse to go on."""
     counts: dict[int, Tensor] = {}

@@ -252,8 +252,8 @@ def _lettered(question: Question, index: int) -> tuple[str, tuple[str, ...]]:
 
 def _encoded(tokenizer: Tokenizer, prompt: str, options: Sequence[str], index: int) -> tuple[list[list[int]], int]:
     """Tokens of prompt and option together, for each option, and where the scored part begins."""
-    before = tokenizer.encode(prompt)
-    sequences = [tokenizer.encode(prompt + option) for option in options]
+    before = tokenizer.encode(prompt, close=False)
+    sequences = [tokenizer.encode(prompt + option, close=False) for option in options]
     start = min(_common_prefix(before, sequence) for sequence in sequences)
     if start == 0:
         raise ValueError(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from interp import artifact
 from interp.tokens import Tokenizer
+from interp.weights.config_file import read_config
 
 logger = logging.getLogger("interp")
 
@@ -92,11 +93,12 @@ def read_folder(path: Path, name: str | None = None) -> Checkpoint:
         name: what people call the model; None takes it from config.json, or else the folder's.
 
     Raises:
-        ValueError: a file that is missing or damaged, or a folder with pickled weights only.
+        ValueError: a file that is missing or damaged, a config.json with a value that cannot be meant, or a folder with
+            pickled weights only.
     """
     if not (path / "config.json").is_file():
         raise ValueError(f"{path} has no config.json: pass a Hugging Face model folder or a .gguf file")
-    config = artifact.read_json(path / "config.json")
+    config = read_config(path / "config.json")
     index, single = path / "model.safetensors.index.json", path / "model.safetensors"
     if single.is_file():
         tensors = SafetensorsFiles.of([single])

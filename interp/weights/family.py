@@ -112,6 +112,9 @@ def _of_expert(expert: int, view: View | None) -> View:
     """One expert's part of a tensor that holds all of them."""
 
     def part(joint: Tensor, cfg: ModelConfig) -> Tensor:
+        assert cfg.experts is not None
+        if joint.shape[0] != cfg.experts.n_experts:
+            raise ValueError(f"holds {joint.shape[0]} experts, but config.json says {cfg.experts.n_experts}")
         return joint[expert] if view is None else view(joint[expert], cfg)
 
     return part
@@ -151,7 +154,12 @@ def fill(
         if not whole.is_floating_point():
             wrong.append(f"{found[theirs]} holds {whole.dtype}: quantised checkpoints are not read")
         for rule in parts:
-            part = whole if rule.view is None else rule.view(whole, cfg)
+            try:
+                part = whole if rule.view is None else rule.view(whole, cfg)
+            except ValueError as error:  # another size than the configuration gives it, by the tensor's name
+                wrong.append(f"{found[theirs]} {error}")
+                state |= {other.ours: whole for other in parts}  # of no use, but not missing either
+                break
             if tuple(part.shape) != tuple(shapes[rule.ours]):
                 wrong.append(f"{found[theirs]} is {list(part.shape)}, expected {list(shapes[rule.ours])}")
             state[rule.ours] = part.to(dtype)
@@ -221,13 +229,24 @@ def refuse_unsupported(config: Mapping[str, Any], harmless: Mapping[str, Collect
 
 
 def need(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    """A value of config.json, with the architecture's published default where it may be left out."""
+    """A value of config.json, with the architecture's published default where it may be left out; null is not left out."""
     value = config.get(key)
-    if value is None:
-        value = default
-    if value is None:
+    if value is not None:
+        return value
+    if default is None:
         raise ValueError(f"config.json lacks {key!r}: it is not whole, or it belongs to another architecture")
-    return value
+    if key in config and key not in NULL_IS_DEFAULT:
+        raise ValueError(f"config.json sets {key}=null, which is no value: leave the key out for {default!r}")
+    return default
+
+
+NULL_IS_DEFAULT = frozenset(
+    (
+        *("num_key_value_heads", "num_kv_heads", "head_dim", "n_inner", "ffn_hidden_size", "num_ln_in_parallel_attn"),
+        *("hidden_size", "num_attention_heads", "num_hidden_layers", "n_head", "n_layer"),  # known by two names
+    )
+)
+"""Keys that transformers itself writes as null."""
 
 
 ACTIVATION = {

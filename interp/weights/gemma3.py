@@ -78,22 +78,31 @@ def configure(config: Mapping[str, Any], name: str) -> ModelConfig:
 def _rotations(config: Mapping[str, Any], d_head: int, kinds: list[str]) -> dict[str, Any]:
     """The two rotations: `rope_parameters` by kind of layer (transformers 5), or rope_theta, rope_local_base_freq and a
     rope_scaling that is for the layers without a window."""
+    windows = SLIDING in kinds
     if not config.get("rope_parameters"):
         old = {"rope_theta": GLOBAL_THETA, **config}
         local = float(config.get("rope_local_base_freq") or LOCAL_THETA)
-        return {**rope_options(old, family="Gemma 3", d_head=d_head), "rope_theta_local": local}
+        return {**rope_options(old, family="Gemma 3", d_head=d_head), "rope_theta_local": local if windows else None}
     plain = {key: value for key, value in config.items() if key not in ("rope_theta", "rope_scaling")}
-    rope = config["rope_parameters"]
+    rope, scaling = config["rope_parameters"], config.get("rope_scaling")
     if not isinstance(rope, Mapping) or set(rope) - {FULL, SLIDING}:
-        raise ValueError(f"config.json's rope_parameters must name {FULL} and {SLIDING}, got {sorted(rope)}")
+        given = sorted(rope) if isinstance(rope, Mapping) else rope
+        raise ValueError(f"config.json's rope_parameters must name {FULL} and {SLIDING}, got {given!r}")
+    if scaling:  # added by hand: for the layers without a window, key by key
+        if not isinstance(scaling, Mapping) or "rope_type" not in scaling:
+            raise ValueError(
+                f"config.json has rope_parameters and rope_scaling={scaling!r}, which names no rope_type: put the scaling "
+                f"into rope_parameters' {FULL}"
+            )
+        plain["rope_parameters"] = {**rope, FULL: {**(rope.get(FULL) or {}), **scaling}}
     full, local = (
         rope_options(plain, family="Gemma 3", d_head=d_head, default_theta=theta, layer_type=kind)
         for kind, theta in ((FULL, GLOBAL_THETA), (SLIDING, LOCAL_THETA))
     )
-    if local["rope_scaling"] is not None and SLIDING in kinds:
+    if local["rope_scaling"] is not None and windows:
         kind = rope_dictionary(plain, "Gemma 3", SLIDING).get("rope_type")
         raise ValueError(f"config.json scales the rotation of layers with a window ({kind!r}): not supported")
-    return {**full, "rope_theta_local": local["rope_theta"]}
+    return {**full, "rope_theta_local": local["rope_theta"] if windows else None}
 
 
 def configure_gguf(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

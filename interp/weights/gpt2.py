@@ -11,6 +11,7 @@ from torch import Tensor
 
 from interp.model import ModelConfig
 from interp.weights.family import GGUF, Family, Rule, View, activation, need, refuse_unsupported
+from interp.weights.fused import check_size
 
 
 def _transposed(weight: Tensor, _cfg: ModelConfig) -> Tensor:
@@ -22,6 +23,7 @@ def _third(index: int) -> View:
 
     def view(joint: Tensor, cfg: ModelConfig) -> Tensor:
         width = cfg.n_heads * cfg.d_head
+        check_size(joint, -1, 3 * width, cfg)
         part = joint.narrow(-1, index * width, width)
         return part.T if part.ndim == 2 else part
 

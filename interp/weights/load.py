@@ -73,7 +73,7 @@ def load(
             float16.
         ConnectionError: a download that failed; the message says what to do without a network.
     """
-    wanted, place = _dtype(dtype), _device(device)
+    wanted, place = _dtype(dtype), usable_device(device)
     if quantize not in (None, "int8"):
         raise ValueError(f"quantize={quantize!r} is unknown: use 'int8', or None for whole weights")
     checkpoint = _open(str(name_or_path), revision)
@@ -84,7 +84,7 @@ def load(
             f"the tokenizer of {cfg.name} has {checkpoint.tokenizer.vocab_size} tokens, but the embedding only "
             f"{cfg.d_vocab} rows: it belongs to another model, or has tokens added that the model never got"
         )
-    model = HookedTransformer(cfg, checkpoint.tokenizer, dtype=wanted)
+    model = HookedTransformer(cfg, checkpoint.tokenizer, dtype=wanted, blank=True)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     state = fill(family, cfg, checkpoint.tensors, shapes, wanted)
     model.load_state_dict(state, assign=True)
@@ -107,7 +107,8 @@ def _dtype(dtype: str | torch.dtype) -> torch.dtype:
     return known[dtype]
 
 
-def _device(device: str | torch.device) -> torch.device:
+def usable_device(device: str | torch.device) -> torch.device:
+    """The device, where a tensor can be made on it; ValueError elsewhere."""
     try:
         place = torch.device(device)
         torch.empty(1, device=place)
@@ -159,10 +160,13 @@ def _open_hub(name: str, revision: str | None) -> Checkpoint:
     try:
         folder = snapshot_download(name, revision=revision, allow_patterns=list(HUB_FILES))
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
-        raise ValueError(f"the hub has no {name!r} for you{_at(revision)}: {_first_line(error)}") from error
+        raise ValueError(
+            f"there is no folder {name} here, and the hub has no {name!r} for you{_at(revision)}: {_first_line(error)}"
+        ) from error
     except OSError as error:
         raise ConnectionError(
-            f"could not download {name!r}{_at(revision)} ({_first_line(error)}). Without a network: download its "
+            f"could not download {name!r}{_at(revision)} ({_first_line(error)}), and there is no folder {name} here. "
+            "Without a network: download its "
             "config.json, tokenizer.json, tokenizer_config.json and *.safetensors elsewhere and pass the folder"
         ) from error
     return read_folder(Path(folder), name)

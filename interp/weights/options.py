@@ -1,13 +1,16 @@
 """Options that several families share, from config.json to keyword arguments of ModelConfig: rotary positions, windows.
 
 transformers 5 keeps everything about rotation in `rope_parameters`, for some families once for each kind of layer; older
-files have `rope_scaling` and `rope_theta` side by side. Both mean the same here. What cannot be computed is refused.
+files have `rope_scaling` and `rope_theta` side by side. Both mean the same here, and where a file has both (a user added
+a `rope_scaling`, as many model cards say), it is taken for the whole, as transformers does. What cannot be computed is
+refused.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from interp.model import RopeScaling
+from interp.weights.config_file import check_numbers
 from interp.weights.family import need, refuse_unsupported
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -40,7 +43,8 @@ def rope_options(
 
     Raises:
         ValueError: a kind of scaling that is not supported, or that lacks a number; a part of the head that the family
-            does not compute; several rotations where the family has one.
+            does not compute; several rotations where the family has one; a `rope_scaling` beside `rope_parameters` that
+            does not say what those alone say.
     """
     rope = rope_dictionary(config, family, layer_type)
     refuse_unsupported(rope, ROPE_HARMLESS, family)
@@ -52,8 +56,10 @@ def rope_options(
     width = int(d_head * share)
     theta = rope.get("rope_theta")
     theta = config.get("rope_theta") if theta is None else theta
+    theta = float(default_theta if theta is None else theta)
+    _refuse_dropped(config, rope, {"rope_theta": theta, "partial_rotary_factor": share})
     return {
-        "rope_theta": float(default_theta if theta is None else theta),
+        "rope_theta": theta,
         "rope_scaling": _scaling(rope, config),
         "rotary_dim": None if width == d_head else width,
     }
@@ -61,7 +67,7 @@ def rope_options(
 
 def rope_dictionary(config: Mapping[str, Any], family: str, layer_type: str | None = None) -> Mapping[str, Any]:
     """What config.json says about rotation, of one kind of layer where it tells them apart; empty where it is silent."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = rope_of(config)
     nested = {key: value for key, value in rope.items() if isinstance(value, Mapping)}
     if layer_type is not None:
         return nested.get(layer_type) or {}
@@ -70,6 +76,38 @@ def rope_dictionary(config: Mapping[str, Any], family: str, layer_type: str | No
             f"config.json has rotary parameters per kind of layer ({', '.join(nested)}); the {family} family has one for all"
         )
     return rope
+
+
+def rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """config.json's `rope_scaling`, or where it has none its `rope_parameters`, or else nothing.
+
+    Raises:
+        ValueError: one of them is no object, or holds a number that is none.
+    """
+    keys = ("rope_scaling", "rope_parameters")
+    for key in keys:
+        if config.get(key) is not None and not isinstance(config[key], Mapping):
+            raise ValueError(
+                f"config.json sets {key}={config[key]!r}: it must be an object such as "
+                '{"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}, or be left out'
+            )
+    rope = next((config[key] for key in keys if config.get(key)), {})
+    check_numbers(rope, "rope_scaling in config.json" if config.get(keys[0]) else "rope_parameters in config.json")
+    return rope
+
+
+def _refuse_dropped(config: Mapping[str, Any], rope: Mapping[str, Any], taken: Mapping[str, float]) -> None:
+    """Where `rope_scaling` stands for the whole, transformers would fall back to a default for what it leaves out."""
+    if not config.get("rope_scaling") or not isinstance(config.get("rope_parameters"), Mapping):
+        return
+    for key, value in taken.items():
+        other = config["rope_parameters"].get(key)
+        if other not in (None, value) and rope.get(key) is None and config.get(key) is None:
+            raise ValueError(
+                f"config.json has {key}={other} in rope_parameters, and a rope_scaling beside it that stands for the "
+                f'whole and says nothing of {key}, so that {value} would count: write "{key}": {other} into '
+                "rope_scaling too, or put the scaling into rope_parameters"
+            )
 
 
 def _scaling(rope: Mapping[str, Any], config: Mapping[str, Any]) -> RopeScaling | None:
@@ -114,7 +152,7 @@ def _original(rope: Mapping[str, Any], config: Mapping[str, Any]) -> int:
 def context_length(config: Mapping[str, Any], default: int | None = None) -> int:
     """`n_ctx`: max_position_embeddings, which dynamic scaling (where the file has it) multiplies."""
     n_ctx = int(need(config, "max_position_embeddings", default))
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = rope_of(config)
     kind = rope.get("rope_type") or rope.get("type")
     return int(n_ctx * float(need(rope, "factor"))) if kind == "dynamic" else n_ctx
 

@@ -11,7 +11,7 @@ from interp.model import ModelConfig
 from interp.weights.decoder import IGNORABLE, decoder_options
 from interp.weights.family import Family, Rule, refuse_unsupported
 from interp.weights.fused import PARTS, half, joined
-from interp.weights.options import rope_options
+from interp.weights.options import rope_of, rope_options
 
 RULES = (
     Rule("embed_tokens.weight", "embed.weight"),
@@ -52,8 +52,8 @@ def configure(config: Mapping[str, Any], name: str) -> ModelConfig:
 
 def _renamed(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The first releases called longrope `su` or `yarn`."""
-    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    rope = dict(config.get(key) or {})
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    rope = dict(rope_of(config))
     if (rope.get("rope_type") or rope.get("type")) not in ("su", "yarn"):
         return config
     return {**config, key: {**rope, "type": "longrope", "rope_type": "longrope"}}

@@ -37,3 +37,30 @@ def test_overfit_says_when_the_loss_was_below_its_target(capsys: pytest.CaptureF
     assert 0 < found["below 0.01 at step"] < 200
     assert status(["train-toy", "overfit", "--steps", "3"]) == 2
     assert "not below 0.01" in capsys.readouterr().err
+
+
+def test_a_place_that_holds_no_run_is_refused_with_the_options_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    places = {
+        str(tmp_path): "not empty ('notes.txt' lies there)",
+        str(tmp_path / "notes.txt"): "is a file",
+        str(tmp_path / "notes.txt" / "run"): "cannot be made",
+    }
+    for place, message in places.items():
+        assert status(["train-toy", "induction", "--out", place, "--steps", "2"]) == 2
+        said = capsys.readouterr()
+        assert "--out" in said.err
+        assert message in said.err
+        assert said.err.count("\n") == 1
+        assert said.out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("option", ["--steps", "--every", "--seed"])
+def test_numbers_out_of_range_are_refused_with_the_options_name(
+    tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status(["train-toy", "induction", "--out", str(tmp_path / "run"), option, "-1"]) == 2
+    assert option in capsys.readouterr().err

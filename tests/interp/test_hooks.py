@@ -171,3 +171,20 @@ def test_gradients_of_any_site(tiny: HookedTransformer) -> None:
     with tiny.hooks({"resid_post:0": lambda value, ctx: value - h * direction}):
         down = tiny(TEXT)[0, -1, 5]
     torch.testing.assert_close((gradient * direction).sum(), (up - down) / (2 * h), rtol=5e-2, atol=5e-3)
+
+
+def test_what_cannot_be_called_is_refused_before_the_pass(tiny: HookedTransformer) -> None:
+    for hooks, message in (
+        ({"z:0": 3}, "must be a function, got int"),
+        ({"z:0": lambda value: value}, r"callable as fn\(value, ctx\)"),
+    ):
+        with pytest.raises(ValueError, match=message), tiny.hooks(hooks):
+            pass
+    with pytest.raises(ValueError, match=r"callable as fn\(value, hook\)"):
+        tiny.run_with_hooks(TEXT, fwd_hooks=[("z:0", lambda value: value)])
+    with pytest.raises(ValueError, match="list of pairs"):
+        tiny.run_with_hooks(TEXT, fwd_hooks=("z:0", lambda value, hook: value))
+    with pytest.raises(ValueError, match="names_filter="):
+        tiny.run_with_cache(TEXT, lambda name: True)
+    with pytest.raises(ValueError, match="layers 0 to 1"):
+        tiny.run_with_cache(TEXT, "blocks.9.attn.hook_z")

@@ -165,3 +165,27 @@ def test_patching_identities(tiny: HookedTransformer) -> None:
     assert not torch.equal(mixed, corrupted)
     with pytest.raises(ValueError, match="same number of tokens"), tiny.intervene(Patch("resid_post:0", cache)):
         tiny("hi")
+
+
+def test_interventions_that_reach_no_token_are_errors(tiny: HookedTransformer) -> None:
+    """An effect of zero and an intervention that never acted look the same."""
+    text = "hello there"
+    _, cache = tiny.run_with_cache(text, "resid_post:1")
+    for idle in (
+        Patch("resid_post:1", cache, positions=[99]),
+        Ablate(heads=[(0, 0)], kind="zero", positions=[99]),
+        Ablate(heads=[(0, 0)], kind="zero", phase="decode"),
+    ):
+        with pytest.raises(ValueError, match="found no token to act on"), tiny.intervene(idle):
+            tiny(text)
+    with tiny.intervene(Ablate(heads=[(0, 0)], kind="zero", phase="decode")):
+        tiny.generate(text, 3, stop_at_eos=False)
+
+
+def test_what_is_no_intervention_is_refused(tiny: HookedTransformer) -> None:
+    with pytest.raises(ValueError, match="got int"), tiny.intervene(3):
+        pass
+    with pytest.raises(ValueError, match="takes a steering vector"):
+        Steer(torch.ones(32), site="resid_post:1")
+    with pytest.raises(ValueError, match="pairs in a list"):
+        Ablate(heads=(0, 1), kind="zero")

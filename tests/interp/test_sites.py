@@ -34,7 +34,7 @@ def test_expand(wanted: object, expected: list[str]) -> None:
         ("resid_pots:1", "resid_post:1"),
         ("blocks.1.hook_resid_pots", "blocks.1.hook_resid_post"),
         ("resid_post:3", "layers 0 to 2"),
-        ("blocks.9.hook_resid_post", "did you mean"),
+        ("blocks.9.hook_resid_post", "layers 0 to"),
         ("resid_post:2-1", "write 1-2"),
         ("resid_post", "resid_post:6"),
         ("resid_post:x", "is no layer"),

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny import byte_tokenizer
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import BertTokenizerFast, PreTrainedTokenizerFast
 
 from interp.tokens import Tokenizer, Tokens
 
@@ -154,10 +154,105 @@ def test_an_id_beyond_the_vocabulary_is_shown_not_hidden() -> None:
 
 
 def test_an_unknown_spelling_is_refused() -> None:
-    backend = tokenizers.Tokenizer(models.WordPiece(vocab={"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
-    backend.decoder = decoders.WordPiece()
-    with pytest.raises(ValueError, match="neither byte-level nor SentencePiece"):
-        Tokenizer(backend, name="bert").views([1])
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab={"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    backend.decoder = decoders.CTC()
+    with pytest.raises(ValueError, match="neither byte-level nor SentencePiece nor WordPiece"):
+        Tokenizer(backend, name="speech").views([1])
+
+
+# ----------------------------------------------------------------------------------- WordPiece and closing tokens
+
+PLAIN_WORDS = "the cat sat on walk ##ing ##ed ##s cafe paris is , . ! ' don t 日 本 and"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *PLAIN_WORDS.split()]
+SENTENCES = ["The cat sat.", "  Walking, walked  cats! ", "Café [MASK] is", "don't 日本 🙂 zzz", "\tParis\n", ""]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, BertTokenizerFast]:
+    folder = tmp_path_factory.mktemp("bert")
+    theirs = BertTokenizerFast(vocab={word: i for i, word in enumerate(WORDS)})
+    theirs.save_pretrained(folder)
+    return Tokenizer.from_folder(folder), theirs
+
+
+def test_bert_encodes_as_transformers_does(bert: tuple[Tokenizer, BertTokenizerFast], tmp_path: Path) -> None:
+    ours, theirs = bert
+    assert (ours.bos_id, ours.closing_id, ours.eos_id, ours.pad_id) == (2, 3, None, 0)
+    ours.save(tmp_path)
+    again = Tokenizer.from_folder(tmp_path)
+    assert again.hash == ours.hash
+    assert again.closing_id == 3
+    for text in SENTENCES:
+        expected = theirs(text)["input_ids"]
+        assert ours.encode(text) == again.encode(text) == expected, text
+        tokens = ours.tokenize(text)
+        assert tokens.ids[0].tolist() == expected
+        assert tokens.bos_added
+        bare = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.encode(text, bos=False) == [*bare, 3], "bos governs the beginning alone"
+        assert ours.encode(text, close=False) == [2, *bare]
+        assert ours.encode(text, bos=False, close=False) == bare
+
+
+def test_old_bert_files_say_it_with_another_processor(
+    bert: tuple[Tokenizer, BertTokenizerFast], tmp_path: Path
+) -> None:
+    backend = tokenizers.Tokenizer.from_str(bert[0].backend.to_str())
+    backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    loaded = Tokenizer.from_folder(write(tmp_path, backend, cls_token="[CLS]"))
+    assert (loaded.bos_id, loaded.closing_id) == (2, 3)
+    assert loaded.encode(SENTENCES[1]) == bert[0].encode(SENTENCES[1])
+
+
+def test_a_closing_token_is_never_added_twice(bert: tuple[Tokenizer, BertTokenizerFast]) -> None:
+    tokens = bert[0].tokenize(["[CLS] the [SEP]", "the cat"])
+    assert tokens.row(0) == [2, 5, 3]
+    assert tokens.row(1) == [2, 5, 6, 3]
+    assert not bert[0].tokenize("[CLS] the").bos_added
+    with pytest.raises(ValueError, match="text 0 has 4 tokens, more than the 3"):
+        bert[0].tokenize("the cat", max_length=3)
+
+
+def test_a_text_may_be_closed_only_where_the_tokenizer_closes_one() -> None:
+    with pytest.raises(ValueError, match="close=True, but the tokenizer of bytes closes no text"):
+        BYTES.encode("a", close=True)
+    with pytest.raises(ValueError, match="closing_id=9999 is not in the vocabulary"):
+        Tokenizer(byte_tokenizer().backend, closing_id=9999)
+    closing = Tokenizer(byte_level().backend, bos_id=0, closing_id=1)
+    assert closing.hash != Tokenizer(byte_level().backend, bos_id=0).hash
+    assert closing.encode("a") == [*BYTES.encode("a"), 1]
+    assert "closing_id=1" in repr(closing)
+
+
+def test_wordpiece_views_join_to_the_text_that_is_given_and_else_to_the_decoded_one(
+    bert: tuple[Tokenizer, BertTokenizerFast],
+) -> None:
+    ours, theirs = bert
+    for text in SENTENCES:
+        tokens = ours.tokenize(text)
+        views = ours.views(tokens.ids[0], bos_added=True, text=text)
+        assert "".join(view.text for view in views) == text
+        assert all(text.encode()[view.start : view.end].hex() == view.bytes for view in views)
+        bare = ours.encode(text, bos=False, close=False)
+        assert "".join(view.text for view in ours.views(bare)) == theirs.decode(bare)
+    found = ours.views(ours.encode(SENTENCES[1]), bos_added=True, text=SENTENCES[1])
+    assert [view.text for view in found] == ["", "  Walk", "ing", ",", " walk", "ed", "  cat", "s", "! ", ""]
+    assert [view.display for view in found][:4] == ["[CLS]", "walk", "##ing", ","]
+    assert found[0].kind == found[-1].kind == "special"
+    written = ours.views([2, 5, 3], text="[CLS] the [SEP]")
+    assert [view.text for view in written] == ["[CLS]", " the", " [SEP]"]
+    with pytest.raises(ValueError, match="not those of the text 'the cat'"):
+        ours.views([2, 5, 3], text="the cat")
+
+
+def test_wordpiece_labels(bert: tuple[Tokenizer, BertTokenizerFast]) -> None:
+    ours, theirs = bert
+    text = "Walking [MASK] cats."
+    assert ours.to_str_tokens(text) == theirs.convert_ids_to_tokens(ours.encode(text))
+    assert ours.to_single_token("Paris") == WORDS.index("paris")
+    assert ours.token_bytes(WORDS.index("##ing")) == b"ing"
+    assert ours.token_bytes(WORDS.index("cat")) == b" cat"
+    assert ours.token_bytes(9999) == b""
 
 
 # ------------------------------------------------------------------------------------------------------- Tokens
@@ -306,10 +401,20 @@ def test_the_template_of_the_file_decides_about_bos_as_in_transformers(tmp_path:
     assert (loaded.bos_id, loaded.eos_id) == (0, 1), "a BOS that only the template names, a token with its settings"
 
 
-def test_rules_that_are_not_a_bos_are_refused(tmp_path: Path) -> None:
-    for before, after in (("<|start|>", "<|end|>"), ("", "<|end|>"), ("<|start|> <|start|>", "")):
-        with pytest.raises(ValueError, match="more than a BOS"):
+def test_a_template_may_close_a_text(tmp_path: Path) -> None:
+    for before, after in (("<|start|>", "<|end|>"), ("", "<|end|>")):
+        loaded = Tokenizer.from_folder(write(tmp_path, template(before, after), bos_token="<|start|>"))
+        theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+        assert (loaded.add_bos, loaded.closing_id) == (bool(before), 1)
+        assert loaded.encode("a b") == theirs("a b")["input_ids"]
+
+
+def test_rules_that_are_more_than_one_token_on_a_side_are_refused(tmp_path: Path) -> None:
+    for before, after in (("<|start|> <|start|>", ""), ("", "<|end|> <|end|>"), ("<|start|>", "<|end|> <|end|>")):
+        with pytest.raises(ValueError, match="more than one token before or after a text"):
             Tokenizer.from_folder(write(tmp_path, template(before, after), bos_token="<|start|>"))
+    with pytest.raises(ValueError, match=r"begins a text with '<\|start\|>', which is not its BOS"):
+        Tokenizer.from_folder(write(tmp_path, template("<|start|>", ""), bos_token="<|end|>"))
 
 
 def test_folder_errors(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from interp import model as native
+from interp.compat.transformer_lens.absent import CACHE, message
 from interp.tokens import Tokens
 
 
@@ -28,3 +29,8 @@ class ActivationCache(native.ActivationCache):
         ids = torch.zeros(rows, 1, dtype=torch.long)
         super().__init__(cache_dict, Tokens(ids, torch.ones_like(ids, dtype=torch.bool)), ours.site_names, ours)
         self.has_batch_dim = has_batch_dim
+
+    def __getattr__(self, name: str) -> Any:
+        if name in CACHE:
+            raise AttributeError(message(name, CACHE))
+        raise AttributeError(f"ActivationCache has no attribute {name!r}")

@@ -125,6 +125,11 @@ class HookedTransformerConfig:
     use_attn_in: bool = False
     """`hook_attn_in` is recorded when no site is named."""
 
+    def __new__(cls, *_args: Any, **options: Any) -> "HookedTransformerConfig":
+        """ValueError, not TypeError, for a field that there is not: notebooks pass those of TransformerLens."""
+        _refuse_unknown(options)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         if self.n_heads == -1:
             if self.d_model % self.d_head:
@@ -157,10 +162,16 @@ class HookedTransformerConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "HookedTransformerConfig":
         """The inverse of `to_dict`; an unknown field is an error."""
-        unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
-        if unknown:
-            raise ValueError(f"HookedTransformerConfig has no {', '.join(unknown)}")
         return cls(**values)
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    unknown = sorted(set(options) - {field.name for field in dataclasses.fields(HookedTransformerConfig)})
+    if unknown:
+        raise ValueError(
+            f"HookedTransformerConfig has no {', '.join(unknown)} here: our transformer does not compute it by "
+            "TransformerLens' conventions, or has no use for it; leave it out, or build an interp.model.ModelConfig"
+        )
 
 
 def architecture(cfg: Any) -> ModelConfig:
@@ -195,11 +206,11 @@ def architecture(cfg: Any) -> ModelConfig:
         final_norm=norm != "none",
         parallel=bool(cfg.parallel_attn_mlp) and not attn_only,
         positional=POSITIONS[cfg.positional_embedding_type],
-        rope_theta=float(_get(cfg, "rotary_base", 10000.0)),
+        rope_theta=float(_get(cfg, "rotary_base", 10000.0)) if rotary else 10000.0,
         rope_scaling=_rope_scaling(cfg) if rotary else None,
-        rope_pairing="adjacent" if _get(cfg, "rotary_adjacent_pairs") else "half",
+        rope_pairing="adjacent" if rotary and _get(cfg, "rotary_adjacent_pairs") else "half",
         rotary_dim=cfg.rotary_dim if rotary and cfg.rotary_dim != cfg.d_head else None,
-        rope_theta_local=_get(cfg, "rotary_base_local"),
+        rope_theta_local=_get(cfg, "rotary_base_local") if rotary and windowed else None,
         window=cfg.window_size if windowed else None,
         window_layers=windowed or None,
         causal=cfg.attention_dir == "causal",
@@ -294,8 +305,8 @@ def _refuse_unsupported(cfg: Any) -> None:
     found = [name for name, there in unsupported.items() if there]
     if found:
         raise ValueError(
-            f"{cfg.model_name}: our transformer has no {'; no '.join(found)}. The model would compute something else, so it "
-            "is not converted; if its family is among interp.models(), take the checkpoint itself: interp.load(folder)"
+            f"{cfg.model_name}: our transformer does not compute {'; '.join(found)}. The model would compute something else, so "
+            "it is not converted; if its family is among interp.models(), take the checkpoint itself: interp.load(folder)"
         )
 
 

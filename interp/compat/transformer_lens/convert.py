@@ -56,7 +56,7 @@ def from_transformer_lens(tl_model: Any) -> HookedTransformer:
         del weights["unembed.weight"]
         cfg = dataclasses.replace(cfg, tie_embeddings=True)
     tokenizer = lens_tokenizer(getattr(tl_model, "tokenizer", None), cfg.name)
-    model = HookedTransformer(cfg, tokenizer, dtype=weights["embed.weight"].dtype)
+    model = HookedTransformer(cfg, tokenizer, dtype=weights["embed.weight"].dtype, blank=True)
     owned = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
     model.load_state_dict(owned, assign=True)
     model.requires_grad_(False)

@@ -23,6 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp.compat.transformer_lens import utils
+from interp.compat.transformer_lens.absent import MODEL, message
 from interp.compat.transformer_lens.config import HookedTransformerConfig, architecture, lens_config
 from interp.compat.transformer_lens.convert import lens_tokenizer
 from interp.compat.transformer_lens.generating import Generating
@@ -35,6 +36,7 @@ from interp.compat.transformer_lens.tokenizing import Tokenizing
 from interp.model import HookedTransformer as NativeTransformer
 from interp.model.factored import FactoredMatrix
 from interp.tokens import Tokenizer, Tokens
+from interp.weights.load import usable_device
 
 RETURN_TYPES = ("logits", "loss", "both", None)
 FROM_NATIVE = frozenset({"W_E", "W_U", "b_U", "W_pos", "W_E_pos", "W_Q", "W_O", "b_Q", "b_O"})
@@ -71,7 +73,7 @@ class HookedTransformer(Tokenizing, Generating, Hooking, nn.Module):
         native = NativeTransformer(architecture(cfg), ours, seed=cfg.seed or 0, dtype=cfg.dtype)
         if cfg.init_weights:
             _draw(native, cfg)
-        native = native.to(cfg.device) if move_to_device else native
+        native = native.to(usable_device(str(cfg.device))) if move_to_device else native
         self._wrap(native, cfg, default_padding_side)
 
     @classmethod
@@ -117,6 +119,8 @@ class HookedTransformer(Tokenizing, Generating, Hooking, nn.Module):
             return getattr(self.native, name)
         if name.startswith("hook_") and name in self.native.hook_dict:
             return LensPoint(self.native.hook_dict[name], self.hooks_attached)
+        if name in MODEL:
+            raise AttributeError(message(name, MODEL))
         return super().__getattr__(name)
 
     @cached_property
@@ -180,9 +184,20 @@ class HookedTransformer(Tokenizing, Generating, Hooking, nn.Module):
         return sum(weight.numel() for weight in self.parameters())
 
     def to(self, *args: Any, print_details: bool = True, **kwargs: Any) -> "HookedTransformer":
-        """Move or cast, as nn.Module does. Nothing is printed."""
+        """Move or cast, as nn.Module does. Nothing is printed.
+
+        Raises:
+            ValueError: a device that cannot be used here.
+        """
         del print_details
+        for place in (*args[:1], kwargs.get("device")):
+            if isinstance(place, str | torch.device):
+                usable_device(place)
         return super().to(*args, **kwargs)
+
+    def cuda(self, device: int | str | torch.device | None = None) -> "HookedTransformer":
+        """Move to a CUDA device; None for the current one."""
+        return self.to(torch.device("cuda") if device is None else torch.device(device))
 
     def _apply(self, *args: Any, **kwargs: Any) -> "HookedTransformer":
         """What `to`, `cuda`, `cpu`, `half` ... have in common; the configuration follows."""

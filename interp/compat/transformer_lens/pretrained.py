@@ -1,5 +1,6 @@
 """Pretrained models by TransformerLens' names and options."""
 
+import logging
 from typing import Any
 
 import torch
@@ -7,6 +8,8 @@ import torch
 from interp.model import HookedTransformer as NativeTransformer
 from interp.model.processed import processed
 from interp.weights.load import load
+
+logger = logging.getLogger("interp")
 
 ALIASES = {
     "gpt2-small": "openai-community/gpt2",
@@ -35,6 +38,23 @@ FLAGS = {
     "fold_value_biases": "fold_value_biases",
 }
 """TransformerLens' word -> ours."""
+HARMLESS: dict[str, tuple[Any, ...]] = {
+    "checkpoint_index": (),
+    "checkpoint_label": (),
+    "checkpoint_value": (),
+    "first_n_layers": (),
+    "hf_model": (),
+    "load_in_4bit": (False,),
+    "move_to_device": (True,),
+    "n_ctx": (),
+    "n_devices": (1,),
+    "refactor_factored_attn_matrices": (False,),
+    "tokenizer": (),
+    "trust_remote_code": (False,),
+}
+"""Options of TransformerLens that are not offered -> the values beside None with which they do nothing."""
+IGNORED = ("attn_implementation", "low_cpu_mem_usage", "use_fast", "use_safetensors")
+"""Options that change how transformers loads a model, and nothing here."""
 
 
 def load_pretrained(
@@ -47,7 +67,7 @@ def load_pretrained(
     device: Any = None,
     dtype: Any = "float32",
     revision: str | None = None,
-    default_prepend_bos: bool = True,
+    default_prepend_bos: bool | None = None,
     default_padding_side: str | None = None,
     **others: Any,
 ) -> tuple[NativeTransformer, bool, str | None]:
@@ -62,17 +82,14 @@ def load_pretrained(
         device: None means cuda where there is one.
         dtype: of the weights.
         revision: commit, tag or branch of a hub id.
-        default_prepend_bos: texts begin with a BOS unless a call says otherwise.
+        default_prepend_bos: texts begin with a BOS unless a call says otherwise; None means True.
         default_padding_side: "right" or "left".
+        others: TransformerLens' further options, at values with which they do nothing.
 
     Raises:
-        ValueError: an unknown model, or an option of TransformerLens that is not offered here, by name.
+        ValueError: an unknown model or option, or an option of TransformerLens that is not offered here, by name.
     """
-    unknown = sorted(name for name, value in others.items() if value not in (None, False, 1))
-    if unknown:
-        raise ValueError(
-            f"from_pretrained does not offer {', '.join(unknown)} here; interp.load takes a folder or hub id"
-        )
+    _refuse(others)
     place = device if device is not None else "cuda" if torch.cuda.is_available() else "cpu"
     name = ALIASES.get(model_name, f"EleutherAI/{model_name}" if model_name.startswith("pythia-") else model_name)
     model = load(name, device=place, dtype=dtype, revision=revision)
@@ -84,4 +101,22 @@ def load_pretrained(
     }
     if any(value is not False for value in wanted.values()):
         model = processed(model, **wanted)
-    return model, default_prepend_bos, default_padding_side
+    return model, default_prepend_bos is not False, default_padding_side
+
+
+def _refuse(options: dict[str, Any]) -> None:
+    ignored = sorted(set(options) & set(IGNORED))
+    if ignored:
+        logger.info("from_pretrained: %s changes nothing here", ", ".join(ignored))
+    unknown = sorted(set(options) - set(HARMLESS) - set(IGNORED))
+    if unknown:
+        raise ValueError(f"from_pretrained has no option {', '.join(unknown)}: leave it out")
+    set_to = sorted(key for key in set(options) & set(HARMLESS) if not _does_nothing(options[key], HARMLESS[key]))
+    if set_to:
+        raise ValueError(
+            f"from_pretrained does not offer {', '.join(set_to)} here; interp.load takes a folder or hub id"
+        )
+
+
+def _does_nothing(value: Any, harmless: tuple[Any, ...]) -> bool:
+    return value is None or any(type(value) is type(other) and value == other for other in harmless)

@@ -11,11 +11,15 @@ from rich.markup import escape
 from torch import Tensor
 from torch.nn import functional
 
+from interp.compat.transformer_lens.absent import UTILS, not_offered
 from interp.model.act_names import get_act_name
 from interp.model.factored import FactoredMatrix
 from interp.model.factored import composition_scores as _composition_scores
 
+__getattr__ = not_offered(UTILS, __name__)
+
 __all__ = [
+    "LocallyOverridenDefaults",
     "Output",
     "Slice",
     "composition_scores",
@@ -23,14 +27,17 @@ __all__ = [
     "gelu_fast",
     "gelu_new",
     "get_act_name",
+    "get_attention_mask",
     "get_corner",
     "get_cumsum_along_dim",
     "get_device",
+    "get_input_with_manually_prepended_bos",
     "get_nested_attr",
     "is_lower_triangular",
     "is_square",
     "lm_accuracy",
     "lm_cross_entropy_loss",
+    "override_or_use_default_value",
     "remove_batch_dim",
     "repeat_along_head_dimension",
     "sample_logits",
@@ -225,6 +232,66 @@ def lm_accuracy(
     """Share of next tokens that are the most probable one, or whether each is."""
     right = logits.argmax(-1)[:, :-1] == tokens[:, 1:]
     return right if per_token else right.sum() / right.numel()
+
+
+def get_attention_mask(
+    tokenizer: Any, tokens: Int[Tensor, "batch pos"], prepend_bos: bool, padding_side: str | None = None
+) -> Int[Tensor, "batch pos"]:
+    """1 for real tokens, 0 for a row's pads, which stand at the tokenizer's side of it.
+
+    Args:
+        tokenizer: `model.tokenizer`; None where there are no pads.
+        tokens: ids.
+        prepend_bos: the rows begin with a BOS. Where it is the pad too, the last pad on the left is the BOS.
+        padding_side: "left" or "right"; None takes the tokenizer's.
+    """
+    if tokenizer is None:
+        return torch.ones_like(tokens)
+    side = tokenizer.padding_side if padding_side is None else padding_side
+    if side not in ("left", "right"):
+        raise ValueError(f"padding_side must be 'left' or 'right', got {side!r}")
+    left = side == "left"
+    pads = get_cumsum_along_dim((tokens != tokenizer.pad_token_id).int(), -1, reverse=not left) == 0
+    if left and prepend_bos and tokenizer.bos_token_id == tokenizer.pad_token_id:
+        # The last pad of a row stays; a row without pads is whole already.
+        pads = pads & torch.cat([pads[:, 1:], torch.zeros_like(pads[:, :1])], 1)
+    return (~pads).to(tokens.dtype)
+
+
+def get_input_with_manually_prepended_bos(bos_token: str | None, input: str | list[str]) -> str | list[str]:
+    """A text or texts behind the BOS; as they are where there is none."""
+    if bos_token is None:
+        return input
+    return bos_token + input if isinstance(input, str) else [bos_token + text for text in input]
+
+
+def override_or_use_default_value(default_flag: Any, override: Any = None) -> Any:
+    """The override unless it is None."""
+    return default_flag if override is None else override
+
+
+class LocallyOverridenDefaults:
+    """`with LocallyOverridenDefaults(model, prepend_bos=False):` other defaults for the length of the block.
+
+    Args:
+        model: of this module.
+        prepend_bos: texts begin with a BOS; None leaves the model's.
+        padding_side: "left" or "right"; None leaves the model's.
+    """
+
+    def __init__(self, model: Any, *, prepend_bos: bool | None = None, padding_side: str | None = None) -> None:
+        if padding_side not in ("left", "right", None):
+            raise ValueError(f"padding_side must be 'left' or 'right', got {padding_side!r}")
+        self.model, self.wanted = model, (prepend_bos, padding_side)
+
+    def __enter__(self) -> None:
+        model = self.model
+        self.before = model.cfg.default_prepend_bos, model.padding_side
+        prepend_bos, padding_side = map(override_or_use_default_value, self.before, self.wanted)
+        model.cfg.default_prepend_bos, model.padding_side = prepend_bos, padding_side
+
+    def __exit__(self, *_error: object) -> None:
+        self.model.cfg.default_prepend_bos, self.model.padding_side = self.before
 
 
 def sample_logits(

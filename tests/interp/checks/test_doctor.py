@@ -1,15 +1,16 @@
 """The doctor: sound models of every arrangement pass, and the report says what was compared."""
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from tiny import FAMILIES, shaken_model, tiny_model
+from tiny import FAMILIES, byte_tokenizer, shaken_model, tiny_model
+from tokenizers import decoders, normalizers
 from torch import Tensor
+from transformers import FalconConfig, FalconForCausalLM
 
 import interp
 from interp.checks import Check, DoctorReport, doctor, load_doctor_report, memory
@@ -21,6 +22,7 @@ from interp.checks.precision import converted
 from interp.model import Experts, HookedTransformer
 from interp.model.int8 import quantize_int8
 from interp.sites import kind_of
+from interp.tokens import Tokenizer
 
 QUICK = [name for name in CHECKS if name not in ("memory flat", "bf16")]
 
@@ -80,8 +82,12 @@ def test_a_report_says_what_failed() -> None:
 
 def test_a_wrong_call_says_how_to_mend_it(tmp_path: Path) -> None:
     model = tiny_model()
-    with pytest.raises(ValueError, match=r"no check 'nothing'; there are shapes, repeatable"):
+    with pytest.raises(ValueError, match=r"no check 'nothing'; there are\n  shapes\n  repeatable\n"):
         doctor(model, only="nothing")
+    with pytest.raises(ValueError, match=r"only=\[\] runs no check"):
+        doctor(model, only=[])
+    with pytest.raises(ValueError, match=r"pass a loaded model: interp.doctor\(interp.load\(...\)\)"):
+        doctor("smollm2-135m")
     with (
         model.hooks({"resid_post:0": lambda value, ctx: value}),
         pytest.raises(ValueError, match=r"attached to blocks\.0\.hook_resid_post: leave its `with` block"),
@@ -100,6 +106,53 @@ def test_a_check_that_raises_has_failed(monkeypatch: pytest.MonkeyPatch) -> None
     report = doctor(tiny_model(), only="KV*")
     assert [check.verdict for check in report.checks] == ["FAILED", "FAILED"]
     assert report.checks[0].note == "RuntimeError: no generation today"
+    assert (
+        report.checks[0].compared
+        == "Greedy continuations of three prompts in one batch against one pass over each whole text."
+    )
+
+
+def test_checks_may_be_named_as_they_are_printed() -> None:
+    printed = {check.name for check in doctor(tiny_model(), only=[*QUICK, "massive activations"]).checks}
+    for name in printed:
+        assert name in {check.name for check in doctor(tiny_model(), only=name).checks}
+
+
+def test_the_cache_is_examined_where_tokens_cannot_be_shown() -> None:
+    backend = byte_tokenizer().backend
+    backend.decoder = decoders.CTC()
+    model = tiny_model()
+    model.tokenizer = mute = Tokenizer(backend)
+    with pytest.raises(ValueError, match="cannot be shown"):
+        mute.token_bytes(5)
+    report = doctor(model, only="KV*")
+    assert report.ok, str(report)
+    assert model.tokenizer is mute
+
+
+def test_a_normaliser_that_drops_letters_is_no_failure() -> None:
+    backend = byte_tokenizer().backend
+    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.NFD(), normalizers.StripAccents()])
+    model = tiny_model()
+    model.tokenizer = Tokenizer(backend)
+    check = doctor(model, only="tokenizer*")["tokenizer round trip"]
+    assert check.verdict == "info"
+    assert "own rules (case, accents, spaces) change" in check.note
+
+
+def test_rotations_by_length_are_examined_beyond_the_length_where_they_begin_to_change() -> None:
+    model = shaken_model("dynamic")
+    patient = Patient(model)
+    limit = patient.turning_point
+    assert limit is not None
+    assert not patient.unreached
+    assert max(map(len, patient.rows)) > limit
+    report = doctor(model, only=["padding*", "document*", "single*", "KV*", "pattern*"])
+    assert report.ok, str(report)
+    assert "refuses packed documents" in report["document leaks"].note
+    short = doctor(shaken_model("dynamic", n_ctx=limit), only=["single*", "KV cache = none"])
+    assert short.ok, str(short)
+    assert all(f"does not fit n_ctx={limit}" in check.note for check in short.checks)
 
 
 def test_transformers_is_left_out_with_a_reason() -> None:
@@ -144,11 +197,19 @@ def test_int8_weights_are_examined_as_the_values_that_they_stand_for() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"window": 1}, {"n_ctx": 6}, {"experts": Experts(4, 1, 16)}, {"experts": Experts(2, 2, 16)}, {"experts": Experts(1, 1, 16)}],
-    ids=["a window of one", "no room to generate", "one of four experts", "all experts", "a single expert"],
-)  # fmt: skip
+    [
+        pytest.param({"window": 1}, id="a window of one"),
+        pytest.param({"n_ctx": 6}, id="no room to generate"),
+        pytest.param({"n_ctx": 1}, id="one token"),
+        pytest.param({"n_ctx": 2}, id="two tokens"),
+        pytest.param({"n_ctx": 3}, id="three tokens"),
+        pytest.param({"experts": Experts(4, 1, 16)}, id="one of four experts"),
+        pytest.param({"experts": Experts(2, 2, 16)}, id="all experts"),
+        pytest.param({"experts": Experts(1, 1, 16)}, id="a single expert"),
+    ],
+)
 def test_corner_cases_are_no_bugs(changes: dict[str, Any]) -> None:
-    report = doctor(shaken_model("llama", **changes), only=QUICK)
+    report = doctor(shaken_model("llama", **changes), only=[*QUICK, "massive activations"])
     assert report.ok, "\n".join(map(str, report.failed))
 
 
@@ -173,6 +234,7 @@ def test_massive_activations_are_found_where_they_were_put() -> None:
     with model.hooks({f"resid_post:{layer}": blow_up}):
         check, frame = massive(Patient(model))
     assert check.verdict == "info"
+    assert check.compared.startswith("number of norms over 10 times")
     assert set(frame["layer"]) == {layer}
     assert set(frame["pos"]) == {0}
     assert all(found[0] == dimension for found in frame["dimensions"])
@@ -181,11 +243,26 @@ def test_massive_activations_are_found_where_they_were_put() -> None:
     assert kind_of(f"blocks.{layer}.hook_resid_post").kind in frame["site"].iloc[0]
 
 
+def test_falcon_with_alibi_is_compared_with_the_attention_that_adds_it_once(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = FalconConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, alibi=True, parallel_attn=False,
+        multi_query=False, new_decoder_architecture=False, max_position_embeddings=64,
+    )  # fmt: skip
+    theirs = FalconForCausalLM(config)
+    with torch.no_grad():
+        for weight in theirs.parameters():
+            weight.add_(torch.randn_like(weight) * 0.2)
+    theirs.save_pretrained(tmp_path)
+    report = doctor(interp.load(tmp_path), folder=tmp_path, only=["parity*", "recomputed"])
+    assert report.ok, str(report)
+    assert "sdpa" in report["parity: logits"].compared
+    assert "adds ALiBi twice" in report["parity: logits"].note
+
+
 @pytest.mark.slow
-def test_the_real_model_is_sound_and_examined_within_a_minute(smollm: HookedTransformer) -> None:
-    start = time.process_time()
+def test_the_real_model_is_sound(smollm: HookedTransformer) -> None:
     report = doctor(smollm)
-    assert time.process_time() - start < 60  # of the processor: other work on the machine does not count
     assert report.ok, "\n".join(map(str, report.failed))
     assert report["speaks"].verdict == "ok"
     assert report["parity: logits"].verdict == "ok"

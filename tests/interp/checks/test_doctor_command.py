@@ -47,6 +47,24 @@ def test_status_one_when_a_check_fails(folder: Path, monkeypatch: pytest.MonkeyP
     assert "failed: one BOS" in found.output
 
 
+def test_a_line_of_the_report_names_its_check(folder: Path) -> None:
+    found = CliRunner().invoke(doctor, [str(folder), "--only", "causal leaks"])
+    assert found.exit_code == 0, found.output
+    assert "ok       causal leaks" in found.output
+
+
+def test_a_report_that_could_not_be_written_is_refused_before_the_checks(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path, words in ((tmp_path / "file" / "report.json", "no folder"), (tmp_path, "is a folder")):
+        found = CliRunner().invoke(doctor, [str(folder), "--only", "shapes", "--save", str(path)])
+        assert found.exit_code == 2
+        assert words in found.output
+        assert "shapes" not in found.output
+    deep = tmp_path / "new" / "folder" / "report.json"
+    assert CliRunner().invoke(doctor, [str(folder), "--only", "shapes", "--save", str(deep)]).exit_code == 0
+    assert deep.is_file()
+
+
 def test_transformers_can_be_left_out(folder: Path) -> None:
     found = CliRunner().invoke(doctor, [str(folder), "--only", "parity*", "--no-transformers"])
     assert found.exit_code == 0

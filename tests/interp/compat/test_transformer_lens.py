@@ -131,6 +131,22 @@ def test_from_pretrained_refuses_what_it_does_not_offer(folder: Path) -> None:
         transformer_lens.HookedTransformer.from_pretrained(str(folder), hf_model=object(), first_n_layers=3)
     with pytest.raises(ValueError, match="center_writing=True is impossible"):
         transformer_lens.HookedTransformer.from_pretrained(str(folder), center_writing_weights=True)
+    for options in ({"foo": 1}, {"foo": None}, {"foo": False, "n_devices": 1}):
+        with pytest.raises(ValueError, match="has no option foo"):
+            transformer_lens.HookedTransformer.from_pretrained(str(folder), **options)
+    for options in ({"n_devices": 2}, {"move_to_device": False}, {"refactor_factored_attn_matrices": True}):
+        with pytest.raises(ValueError, match=f"does not offer {next(iter(options))}"):
+            transformer_lens.HookedTransformer.from_pretrained(str(folder), **options)
+
+
+def test_from_pretrained_takes_options_that_change_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    neutral = {"hf_model": None, "tokenizer": None, "n_devices": 1, "refactor_factored_attn_matrices": False}
+    with caplog.at_level("INFO", "interp"):
+        model = transformer_lens.HookedTransformer.from_pretrained(
+            str(folder), device="cpu", low_cpu_mem_usage=True, default_prepend_bos=None, **neutral
+        )
+    assert "low_cpu_mem_usage changes nothing here" in caplog.text
+    assert model.cfg.default_prepend_bos is True
 
 
 # ---------------------------------------------------------------------------------------------------------------- weights

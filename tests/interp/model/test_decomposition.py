@@ -320,6 +320,40 @@ def test_site_names_from_parts() -> None:
         (("foo", 3), "no site"),
         (("k",), "no site"),
         (("hook_foo",), "site"),
+        (("k", -1), r"layer=-1 is no layer.*cache\['k', -1\]"),
+        (("k", "x"), "layer='x' is no layer"),
+        (("k", True), "layer=True is no layer"),
+        (("k", 1.0), "layer=1.0 is no layer"),
+        ((3,), "takes words such as"),
+        (("k", 0, 3), "takes words such as"),
+        (("k", 0, "foo"), "no site"),
+        (("k", 0, "mlp"), "no site"),
+        (("scale", 3, "foo"), "no site"),
     ):
         with pytest.raises(ValueError, match=message):
             get_act_name(*parts)
+
+
+def test_a_cache_is_a_mapping_and_a_strict_one() -> None:
+    cache = tiny_model("gpt2").run_with_cache(IDS, sites=["k:*", "resid_post:*"])[1]
+    assert cache.get("foo") is None
+    assert cache.get("foo", 5) == 5
+    assert cache.get("pattern:0", 5) == 5, "not recorded"
+    assert cache.get("k9", 5) == 5, "no such layer"
+    assert torch.equal(cache["k", "0", "attn"], cache["k:0"])
+    assert torch.equal(cache["k", -1], cache["k", len(cache) // 2 - 1])
+    for site in (("k", "0", "foo"), ("k", 0, "mlp"), ("k", 0, "attn", 1), ("k", "x"), ("k", 9), "foo", 3):
+        with pytest.raises(ValueError, match=r"."):
+            cache[site]
+        with pytest.raises(KeyError):
+            cache[site]
+        assert site not in cache
+
+
+def test_a_stack_of_another_width_is_refused() -> None:
+    model = tiny_model("gpt2")
+    cache = model.run_with_cache(IDS)[1]
+    stack = cache.decompose_resid()
+    for wrong in (stack[..., :1], stack[..., :-1], torch.ones(())):
+        with pytest.raises(ValueError, match=r"a stack is \[component \*rows d_model\] with d_model="):
+            cache.apply_ln_to_stack(wrong)

@@ -420,3 +420,20 @@ def test_values_are_not_recorded_where_the_context_turns_them_anew() -> None:
     with pytest.raises(ValueError, match="turns all tokens anew"):
         model.generate("a prompt", 8, stop_at_eos=False, sites="resid_post:0")
     assert model.generate("abc", 2, stop_at_eos=False, sites="resid_post:0").cache is not None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_new_tokens": 2.5},
+        {"top_k": 2.5},
+        {"temperature": "a"},
+        {"seed": "a"},
+        {"stop": 3.5},
+        {"stop": 999},
+        {"n_samples": "2"},
+    ],
+)
+def test_options_of_the_wrong_type_name_themselves(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        tiny_model().generate("text", **options)

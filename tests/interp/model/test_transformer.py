@@ -197,3 +197,19 @@ def test_processes_in_lower_precision_without_nan(tiny: HookedTransformer) -> No
         error = (low.float().softmax(-1) - reference.softmax(-1)).abs().max()
         assert error < atol
         tiny.to(torch.float32)
+
+
+def test_a_model_without_weights_says_so() -> None:
+    with pytest.raises(ValueError, match="never set"):
+        HookedTransformer(tiny_config())([1, 2, 3])
+
+
+def test_texts_of_one_token_have_no_loss(tiny: HookedTransformer) -> None:
+    with pytest.raises(ValueError, match="no next token"):
+        tiny.loss("a")
+    assert float(tiny.loss(["a", "bc"])) == pytest.approx(float(tiny.loss("bc")), rel=1e-5)
+
+
+def test_rows_of_ids_of_unequal_length(tiny: HookedTransformer) -> None:
+    with pytest.raises(ValueError, match=r"interp\.Tokens"):
+        tiny([[1, 2, 3], [4, 5]])

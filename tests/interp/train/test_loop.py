@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import tiny_model
+from tiny import tiny_config, tiny_model
 from torch import Tensor
 
 from interp.hooks import HookContext
@@ -21,10 +22,12 @@ from interp.model.config import Experts
 from interp.model.moe import expert_load
 from interp.train import (
     RepeatedBatches,
+    StepRecord,
     TrainConfig,
     checkpoint_steps,
     load_checkpoint,
     overfit_batch,
+    pack_documents,
     repeated_sequences,
     train_model,
 )
@@ -165,12 +168,15 @@ def at_batches(numbers: set[int], change: Callable[[Tensor], Tensor]) -> Callabl
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(tiny: HookedTransformer, value: float) -> None:
+    records: list[StepRecord] = []
     before = weights(tiny)
-    with tiny.hooks({"z:0": at_batches({0}, lambda z: z * value)}):
-        result = train_model(tiny, DATA, TrainConfig(n_steps=1))
+    with (
+        tiny.hooks({"z:0": at_batches({0}, lambda z: z * value)}),
+        pytest.raises(ValueError, match="not one of 1 steps"),
+    ):
+        train_model(tiny, DATA, TrainConfig(n_steps=1), on_step=records.append)
     assert same(before, weights(tiny))
-    assert result.n_skipped == 1
-    assert result.to_frame()["loss"].isna().tolist() == [True]
+    assert [(record.skipped, record.loss) for record in records] == [(True, None)]
 
     with tiny.hooks({"z:0": at_batches({1, 3}, lambda z: z * value)}):
         result = train_model(tiny, DATA, TrainConfig(n_steps=5, spike_factor=3.0))
@@ -187,10 +193,11 @@ def test_a_gradient_that_is_not_finite_changes_nothing(tiny: HookedTransformer) 
         z.register_hook(lambda grad: grad * math.inf)
         return z
 
-    with tiny.hooks({"z:1": poison}):
-        result = train_model(tiny, DATA, TrainConfig(n_steps=1))
+    records: list[StepRecord] = []
+    with tiny.hooks({"z:1": poison}), pytest.raises(ValueError, match="not one of 1 steps"):
+        train_model(tiny, DATA, TrainConfig(n_steps=1), on_step=records.append)
     assert same(before, weights(tiny))
-    record = result.records[0]
+    record = records[0]
     assert record.skipped
     assert record.loss is not None
     assert record.grad_norm is None
@@ -200,6 +207,37 @@ def test_a_run_that_is_never_finite_fails(tiny: HookedTransformer) -> None:
     with tiny.hooks({"z:0": lambda z, ctx: z * math.nan}), pytest.raises(ValueError, match="4 steps in a row"):
         train_model(tiny, DATA, TrainConfig(n_steps=10, max_skips=3))
     assert not tiny.training
+
+
+def test_a_run_without_one_finite_step_is_no_success_and_stays_none(tmp_path: Path) -> None:
+    config = TrainConfig(n_steps=3, max_skips=20)
+    model = tiny_model()
+    message = f"not one of 3 steps .*remove {tmp_path / 'run'}"
+    with model.hooks({"z:0": lambda z, ctx: z * math.nan}), pytest.raises(ValueError, match=message):
+        train_model(model, DATA, config, checkpoint=tmp_path / "run")
+    with pytest.raises(ValueError, match=message):  # nor when it is called again, and has nothing left to do
+        train_model(model, DATA, config, checkpoint=tmp_path / "run")
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_weights_that_were_never_drawn_are_refused(tmp_path: Path, on_disk: bool) -> None:
+    blank = HookedTransformer(tiny_config("llama"))
+    with pytest.raises(ValueError, match=r"weights of tiny-llama are NaN or infinite, embed.weight .*seed=0"):
+        train_model(blank, DATA, TrainConfig(n_steps=2), checkpoint=tmp_path / "run" if on_disk else None)
+    train_model(tiny_model(), DATA, TrainConfig(n_steps=2), checkpoint=tmp_path / "whole")
+    train_model(blank, DATA, TrainConfig(n_steps=2), checkpoint=tmp_path / "whole")  # a checkpoint brings weights
+    assert all(bool(torch.isfinite(weight).all()) for weight in blank.parameters())
+
+
+def test_a_batch_with_nothing_to_predict_is_refused(tiny: HookedTransformer) -> None:
+    before = weights(tiny)
+    with pytest.raises(ValueError, match="batch 0 has no token that follows another"):
+        train_model(tiny, [torch.tensor([[5], [6]])], TrainConfig(n_steps=2))
+    alone = pack_documents([[5], [6]], 8)  # two documents of one token each, side by side
+    with pytest.raises(ValueError, match="texts of two tokens or more"):
+        train_model(tiny, [alone], TrainConfig(n_steps=2))
+    assert same(before, weights(tiny))
+    train_model(tiny, [pack_documents([[5], [6, 7]], 8)], TrainConfig(n_steps=1))
 
 
 SPIKES = TrainConfig(n_steps=12, checkpoint_every=4, spike_factor=2.0, spike_window=3, lr=1e-3)
@@ -395,6 +433,73 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
         train_model(tiny_model(), RepeatedBatches(4, 12, 258, seed=8), config, checkpoint=tmp_path)
     with pytest.raises(ValueError, match=r"model: .*d_model"):
         train_model(tiny_model(d_model=64), DATA, config, checkpoint=tmp_path)
+
+
+def test_a_folder_of_other_things_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match=r"not empty \('thesis.tex' lies there\)"):
+        train_model(tiny_model(), DATA, TrainConfig(n_steps=1), checkpoint=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / ".lock").touch()
+    train_model(tiny_model(), DATA, TrainConfig(n_steps=1), checkpoint=run)
+    (run / "notes.txt").write_text("beside a run all may lie")
+    train_model(tiny_model(), DATA, TrainConfig(n_steps=1), checkpoint=run)
+    with pytest.raises(ValueError, match="has no checkpoints and is not empty"):
+        train_model(tiny_model(), DATA, TrainConfig(n_steps=1), checkpoint=run / "step-00000001")
+
+
+def test_a_path_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(ValueError, match="file is a file; checkpoints need a folder"):
+        train_model(tiny_model(), DATA, TrainConfig(n_steps=1), checkpoint=file)
+    with pytest.raises(ValueError, match=r"file/run cannot be made or read \(Not a directory\)"):
+        train_model(tiny_model(), DATA, TrainConfig(n_steps=1), checkpoint=file / "run")
+    if Path("/proc").is_dir():
+        with pytest.raises(ValueError, match="/proc/run cannot be made"):
+            train_model(tiny_model(), DATA, TrainConfig(n_steps=1), checkpoint="/proc/run")
+
+
+def test_a_damaged_checkpoint_says_what_to_remove_to_go_on(tmp_path: Path) -> None:
+    whole, run = dropped(), tmp_path / "run"
+    expected = train_model(whole, DATA, RESUMED, checkpoint=run)
+    for name, damage in (
+        ("model.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-100])),
+        ("training.safetensors", Path.unlink),
+    ):
+        damage(run / "step-00000020" / name)
+        message = f"step 20 is damaged: .*step 18 is whole: remove {run / 'step-00000020'} to go on"
+        with pytest.raises(ValueError, match=message):
+            train_model(dropped(), DATA, RESUMED, checkpoint=run)
+        shutil.rmtree(run / "step-00000020")
+        rest = dropped()
+        assert train_model(rest, DATA, RESUMED, checkpoint=run).records == expected.records
+        assert same(weights(rest), weights(whole))
+
+    for step in (12, 18, 20):
+        (run / f"step-{step:08d}" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(
+        ValueError, match=r"step 6 is whole: remove .*step-00000020 and .*step-00000018 and .*step-00000012"
+    ):
+        train_model(dropped(), DATA, RESUMED, checkpoint=run)
+    for step in (0, 6):
+        (run / f"step-{step:08d}" / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=f"No whole one comes before it: remove {run} to begin anew"):
+        train_model(dropped(), DATA, RESUMED, checkpoint=run)
+
+
+def test_a_damaged_log_says_which_line(tmp_path: Path) -> None:
+    config = TrainConfig(n_steps=3)
+    train_model(tiny_model(), DATA, config, checkpoint=tmp_path)
+    log = tmp_path / "steps.jsonl"
+    lines = log.read_text().splitlines()
+    log.write_text("\n".join([lines[0], '{"batch": 1}', lines[2], ""]))
+    with pytest.raises(ValueError, match=r"line 2 of .*steps.jsonl is damaged: remove the file"):
+        train_model(tiny_model(), DATA, config, checkpoint=tmp_path)
+    log.unlink()
+    assert train_model(tiny_model(), DATA, config, checkpoint=tmp_path).records == ()
 
 
 def test_two_processes_cannot_write_one_folder(tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from parity import IDS, assert_equal, check_parity, left_padded, our_layers, run_reference, shaken
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, BertModel
+from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, BertModel, BertTokenizerFast
 
+from interp import doctor, logit_lens, record
+from interp.cli.group import commands
 from interp.weights.bert import configure
 from interp.weights.load import load
 
@@ -87,6 +90,33 @@ def test_both_sides_are_seen(tmp_path: Path) -> None:
     ours, changed = load(tmp_path), IDS.clone()
     changed[:, -1] = (changed[:, -1] + 1) % 120
     assert float((ours(IDS)[:, 0] - ours(changed)[:, 0]).abs().max()) > 1e-3
+
+
+def test_a_folder_with_its_tokenizer_is_loaded_shown_recorded_and_examined(tmp_path: Path) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", "on", "mat", "##s", ".", ","]
+    theirs = reference(vocab_size=len(words))
+    spelled = BertTokenizerFast(vocab={word: i for i, word in enumerate(words)})
+    theirs.save_pretrained(tmp_path)
+    spelled.save_pretrained(tmp_path)
+    ours, texts = load(tmp_path), ["The cats sat on the [MASK].", "On the mat, the cat"]
+    assert ours.tokenizer is not None
+    with torch.no_grad():
+        expected = theirs(**spelled(texts, padding=True, return_tensors="pt")).logits
+    tokens = ours.tokenize(texts)
+    found = ours(texts).as_subclass(Tensor)
+    torch.testing.assert_close(found[tokens.mask], expected[tokens.mask], atol=1e-5, rtol=0)
+    assert ours.to_str_tokens(texts[0])[:4] == ["[CLS]", "the", "cat", "##s"]
+    labels = logit_lens(ours, texts[0], k=2).to_frame()["token"]
+    assert set(labels) <= set(words)
+    store = record(ours, texts, sites=["resid_post:1"], path=tmp_path / "store")
+    assert store.n_rows == int(tokens.mask.sum())
+    report = doctor(ours, folder=tmp_path, only=["tokenizer*", "one BOS", "parity*", "bidirectional reach"])
+    assert report.ok, str(report)
+    assert report["tokenizer round trip"].verdict == "info"
+    assert report["parity: tokenizer"].verdict == "ok"
+    for command in (["sites", str(tmp_path)], ["lens", str(tmp_path), texts[0]]):
+        shown = CliRunner().invoke(commands, command)
+        assert shown.exit_code == 0, shown.output
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from parity import assert_equal, check_parity, our_layers, run_reference, shaken
+from parity import assert_equal, check_parity, edit_config, our_layers, run_reference, shaken
 from torch import Tensor
 from transformers import FalconConfig, FalconForCausalLM
 from transformers.models.falcon import modeling_falcon
@@ -69,6 +69,17 @@ def test_multi_query_weights_are_views_of_the_file(tmp_path: Path) -> None:
     q, k, v = (state[f"blocks.0.attn.{name}.weight"] for name in "qkv")
     assert k.data_ptr() - q.data_ptr() == 32 * 32 * 4
     assert v.data_ptr() - k.data_ptr() == 8 * 32 * 4
+
+
+@pytest.mark.parametrize("flags", [{"multi_query": False}, NEW])
+def test_flags_that_do_not_match_the_weights(flags: dict[str, Any], tmp_path: Path) -> None:
+    reference().save_pretrained(tmp_path)
+    edit_config(tmp_path, flags)
+    words = (
+        r"h\.0\.self_attention\.query_key_value\.weight has 48 outputs, where config\.json's 4 query and \d key heads"
+    )
+    with pytest.raises(ValueError, match=words):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,12 @@ def test_a_tensor_that_holds_all_experts_is_split_by_views() -> None:
         assert weight.untyped_storage().data_ptr() == joint.untyped_storage().data_ptr()
 
 
+def test_a_tensor_with_another_number_of_experts_is_refused() -> None:
+    tensors = {"model.0.down": torch.ones(4, 4, 6)}
+    with pytest.raises(ValueError, match=r"model\.0\.down holds 4 experts, but config\.json says 3"):
+        fill(family(Rule("{l}.down", "{l}.{e}.down")), EXPERTS, tensors, {"0.0.down": (4, 6)}, torch.float32)
+
+
 def test_what_is_no_weight_may_have_an_open_end_or_lie_behind_the_last_layer() -> None:
     tensors = {"model.w": torch.ones(2), "tower.0.x": torch.ones(1), "model.layers.2.y": torch.ones(1)}
     table = family(Rule("w", "w"), ignorable=("tower.*", "layers.{n}.*"))

@@ -43,6 +43,16 @@ def test_joined_rows_are_views() -> None:
         assert found.untyped_storage().data_ptr() == joint.untyped_storage().data_ptr()
 
 
+def test_a_matrix_of_another_size_is_refused() -> None:
+    cfg = tiny_config(n_kv_heads=2)
+    for rows in (63, 65, 96):
+        for view in (grouped("q"), joined("v")):
+            with pytest.raises(ValueError, match=rf"has {rows} outputs.*4 query and 2 key heads of 8 need 64"):
+                view(torch.zeros(rows, 32), cfg)
+    with pytest.raises(ValueError, match="has 7 rows, which two equal parts cannot have"):
+        half(0)(torch.zeros(7, 2), cfg)
+
+
 def test_halves_are_views() -> None:
     joint = torch.arange(12.0).view(6, 2)
     assert torch.equal(torch.cat([half(0)(joint, tiny_config()), half(1)(joint, tiny_config())]), joint)

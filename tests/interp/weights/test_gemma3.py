@@ -42,7 +42,8 @@ def test_parity(changes: dict[str, Any], tmp_path: Path) -> None:
     ours = check_parity(reference(**changes), tmp_path, casts=True)
     assert (ours.cfg.qk_norm, ours.cfg.norm_offset, ours.cfg.family) == ("head", True, "gemma3")
     if "rope_parameters" in changes:
-        assert (ours.cfg.rope_theta, ours.cfg.rope_theta_local) == (700.0, 90.0)
+        local = 90.0 if ours.cfg.window is not None else None
+        assert (ours.cfg.rope_theta, ours.cfg.rope_theta_local) == (700.0, local)
 
 
 def test_words_of_transformers_4(tmp_path: Path) -> None:
@@ -90,6 +91,18 @@ def test_models_that_see_images_are_read_as_text_models(tmp_path: Path) -> None:
         old = {_old_name(name): weight for name, weight in load_file(path).items()}
         save_file(old, path)
         torch.testing.assert_close(load(tmp_path)(IDS).as_subclass(torch.Tensor), expected, atol=1e-5, rtol=0)
+
+
+def test_a_rope_scaling_that_was_added_is_for_layers_without_a_window(tmp_path: Path) -> None:
+    rotations = {**ROPE, "full_attention": {"rope_type": "default", "rope_theta": 700.0}}
+    reference(rope_parameters=rotations).save_pretrained(tmp_path)
+    edit_config(tmp_path, {"rope_scaling": {"rope_type": "linear", "factor": 8.0}})
+    theirs = Gemma3ForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(load(tmp_path)(IDS).as_subclass(torch.Tensor), theirs(IDS).logits, atol=1e-5, rtol=0)
+    edit_config(tmp_path, {"rope_scaling": {"type": "linear", "factor": 8.0}})
+    with pytest.raises(ValueError, match="which names no rope_type"):
+        load(tmp_path)
 
 
 def _old_name(name: str) -> str:

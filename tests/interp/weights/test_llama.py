@@ -89,6 +89,37 @@ def test_rotary_words_of_transformers_4(kind: str, tmp_path: Path) -> None:
     assert_equal(our_layers(load(tmp_path), IDS), run_reference(theirs, IDS), 1e-5)
 
 
+ADDED = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+"""A `rope_scaling` as model cards say to add it."""
+
+
+@pytest.mark.parametrize(
+    ("before", "changes"),
+    [
+        ({"rope_type": "default", "rope_theta": 10000.0}, {"rope_scaling": ADDED}),
+        ({"rope_type": "default", "rope_theta": 500.0}, {"rope_scaling": {**ADDED, "rope_theta": 500.0}}),
+        ({"rope_type": "default", "rope_theta": 500.0}, {"rope_scaling": {**ADDED, "rope_theta": 900.0}}),
+        ({"rope_type": "default", "rope_theta": 500.0}, {"rope_scaling": ADDED, "rope_theta": 500.0}),
+        (YARN, {"rope_scaling": {"type": "linear", "factor": 2.0, "rope_theta": 500.0}}),
+        (YARN, {"rope_scaling": {}}),
+    ],
+)
+def test_a_rope_scaling_that_was_added_counts(before: dict[str, Any], changes: dict[str, Any], tmp_path: Path) -> None:
+    reference(rope_parameters=before).save_pretrained(tmp_path)
+    edit_config(tmp_path, changes)
+    theirs = LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    assert_equal(our_layers(load(tmp_path), IDS), run_reference(theirs, IDS), 1e-5)
+
+
+def test_a_rope_scaling_that_would_lose_the_base_is_refused(tmp_path: Path) -> None:
+    reference(rope_parameters={"rope_type": "default", "rope_theta": 500.0}).save_pretrained(tmp_path)
+    edit_config(tmp_path, {"rope_scaling": ADDED})
+    with pytest.raises(
+        ValueError, match=r'rope_theta=500.0 in rope_parameters.*write "rope_theta": 500.0 into rope_sc'
+    ):
+        load(tmp_path)
+
+
 def test_a_dynamic_text_means_the_same_alone_and_beside_a_longer_one(tmp_path: Path) -> None:
     reference(rope_parameters=SCALINGS["dynamic"], max_position_embeddings=21).save_pretrained(tmp_path)
     ours = load(tmp_path)
@@ -120,6 +151,10 @@ def test_a_dynamic_text_means_the_same_alone_and_beside_a_longer_one(tmp_path: P
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"hidden_act": "xielu"}, "activation 'xielu'"),
         ({"hidden_size": None}, "lacks 'hidden_size'"),
+        ({"rms_norm_eps": None}, "rms_norm_eps=null, which is no value: leave the key out for 1e-06"),
+        ({"rope_parameters": "x"}, "rope_parameters='x': it must be an object"),
+        ({"rope_scaling": [1]}, r"rope_scaling=\[1\]: it must be an object"),
+        ({"rope_parameters": {"rope_theta": "x"}}, "rope_parameters in config.json sets rope_theta='x'"),
         ({"num_key_value_heads": 3}, "must be a multiple of n_kv_heads"),
     ],
 )

@@ -106,6 +106,38 @@ def test_folders_that_are_not_whole(folder: Path) -> None:
         load(folder)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads=0: it must be a whole number of at least 1"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers=2.5: it must be a whole number"),
+        ({"max_position_embeddings": "x"}, "max_position_embeddings='x': it must be a whole number"),
+        ({"vocab_size": True}, "vocab_size=True: it must be a whole number"),
+        ({"rope_theta": "x"}, "rope_theta='x': it must be a number greater than 0"),
+        ({"rope_theta": float("inf")}, "rope_theta=inf: it must be a number greater than 0"),
+        ({"rope_parameters": {"rope_theta": "x"}}, r"rope_parameters in .*config\.json sets rope_theta='x'"),
+        ({"rope_parameters": {"factor": 0}}, "factor=0: it must be a number greater than 0"),
+        ({"rope_parameters": "linear"}, "rope_parameters='linear': it must be an object"),
+        ({"rope_scaling": ["linear"]}, r"rope_scaling=\['linear'\]: it must be an object"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps='1e-5': it must be a number"),
+        ({"rms_norm_eps": None}, "rms_norm_eps=null, which is no value: leave the key out"),
+        ({"architectures": "LlamaForCausalLM"}, r"architectures='LlamaForCausalLM'.*such as \[\"LlamaForCausalLM\"\]"),
+        ({"architectures": [3]}, r"architectures=\[3\]: it must be a list of names"),
+    ],
+)
+def test_values_of_the_configuration_that_cannot_be_meant(changes: dict[str, object], words: str, folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(ValueError, match=words):
+        load(folder)
+
+
+def test_a_configuration_that_is_a_list(folder: Path) -> None:
+    (folder / "config.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"config\.json holds a list, not an object of options"):
+        load(folder)
+
+
 def test_pickled_weights_are_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch owned'\ntR.")
@@ -285,6 +317,7 @@ def test_hub_without_a_network(tmp_path: Path) -> None:
     one, other = output.splitlines()
     assert one.startswith("ConnectionError could not download 'org/model' (")
     assert other.startswith("ConnectionError could not download 'org/model' at revision 'v1' (")
+    assert "and there is no folder org/model here" in one
     assert one.endswith("elsewhere and pass the folder")
 
 
