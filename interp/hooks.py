@@ -70,7 +70,7 @@ class Handle:
     """One function at one HookPoint."""
 
     point: "HookPoint"
-    fn: Callable[..., Any]
+    fn: Any
     style: str
     """`native` fn(value, ctx), `lens` fn(value, hook=point); `read` fn(value, ctx) sees the value itself and must not
     change it, and `keep` is the same for a value whose gradient will be asked for; `grad` fn(gradient, hook=point) is
@@ -177,19 +177,17 @@ class HookPoint:
 class Request:
     """Functions to attach: (site name, function, style)."""
 
-    entries: list[tuple[str, Callable[..., Any], str]] = field(default_factory=list)
+    entries: list[tuple[str, Any, str]] = field(default_factory=list)
 
     @classmethod
-    def native(cls, hooks: Mapping[Any, Callable[..., Any]], expand: Callable[[Any], list[str]]) -> "Request":
+    def native(cls, hooks: Mapping[Any, Any], expand: Callable[[Any], list[str]]) -> "Request":
         """From `{site: fn}`; a site may be shorthand or a pattern, and `expand` says which full names it stands for."""
         return cls([(name, fn, "native") for site, fn in hooks.items() for name in expand(site)])
 
     @classmethod
-    def lens(
-        cls, pairs: Iterable[tuple[Any, Callable[..., Any]]], expand: Callable[[Any], list[str]], style: str = "lens"
-    ) -> "Request":
+    def lens(cls, pairs: Iterable[Any], expand: Callable[[Any], list[str]], style: str = "lens") -> "Request":
         """From TransformerLens-style `(name or predicate, fn)` pairs; style `grad` for backward hooks."""
-        entries: list[tuple[str, Callable[..., Any], str]] = []
+        entries: list[tuple[str, Any, str]] = []
         for pair in pairs:
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
                 raise ValueError(f"hooks are a list of pairs [(site, function), ...], got {pair!r} among them")

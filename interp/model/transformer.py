@@ -209,10 +209,10 @@ class HookedTransformer(Generating):
     @contextmanager
     def hooks(
         self,
-        hooks: Mapping[Any, Callable[..., Any]] | None = None,
+        hooks: Mapping[Any, Any] | None = None,
         *,
-        fwd_hooks: Iterable[tuple[Any, Callable[..., Any]]] = (),
-        bwd_hooks: Iterable[tuple[Any, Callable[..., Any]]] = (),
+        fwd_hooks: Iterable[Any] = (),
+        bwd_hooks: Iterable[Any] = (),
     ) -> Iterator["HookedTransformer"]:
         """Attach functions for the length of the block.
 
@@ -234,8 +234,8 @@ class HookedTransformer(Generating):
     def run_with_hooks(
         self,
         x: Any,
-        fwd_hooks: Iterable[tuple[Any, Callable[..., Any]]] = (),
-        bwd_hooks: Iterable[tuple[Any, Callable[..., Any]]] = (),
+        fwd_hooks: Iterable[Any] = (),
+        bwd_hooks: Iterable[Any] = (),
         **options: Any,
     ) -> Tensor:
         """One forward pass with TransformerLens-style hooks; `options` go to `forward`."""

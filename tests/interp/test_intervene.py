@@ -93,7 +93,11 @@ def test_positions_and_phase(tiny: HookedTransformer, vector: SteeringVector) ->
     moved = (steered["resid_post", 0] - clean["resid_post", 0]).norm(dim=-1)[0] > 1
     assert moved.nonzero()[:, 0].tolist() == [2, 5]
     with tiny.intervene(Steer(vector, 1.0, phase="decode")):
-        assert torch.equal(tiny(TEXT), tiny(TEXT))
+        assert torch.equal(
+            tiny(TEXT)[0, -1].argmax()[None], torch.tensor(tiny.generate(TEXT, 2, stop_at_eos=False).tokens[:1])
+        )
+    with pytest.raises(ValueError, match="found no token"), tiny.intervene(Steer(vector, 1.0, phase="decode")):
+        tiny(TEXT)
     with pytest.raises(ValueError, match="phase"):
         Steer(vector, 1.0, phase="decoding")
     with pytest.raises(ValueError, match="where"):
