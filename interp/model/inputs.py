@@ -44,14 +44,15 @@ def refuse_not_finite(resid: Float[Tensor, "batch pos d_model"], tokens: Tokens)
         )
 
 
-def refuse_broken_scores(sums: list[Tensor], dtype: torch.dtype) -> None:
-    """ValueError if a query or key is NaN or infinite: a fused kernel may hide it in finite values."""
+def refuse_broken_scores(sums: list[Tensor], resid: Float[Tensor, "batch pos d_model"], tokens: Tokens) -> None:
+    """ValueError if a query or key is NaN or infinite and the stream does not show it: a fused kernel hides it in finite
+    values. Where the stream shows it, whoever reads the stream can say at which token."""
     broken = (~torch.isfinite(torch.stack(sums))).nonzero()
-    if len(broken):
+    if len(broken) and bool(torch.isfinite(resid.detach())[tokens.mask].all()):
         raise ValueError(
             f"queries or keys are NaN or infinite in attention layer {int(broken[0])} of this pass: a hook or an intervention "
             "wrote it, the weights are damaged or were never set (HookedTransformer(cfg, seed=0) draws them), or "
-            f"{str(dtype).removeprefix('torch.')} is too narrow"
+            f"{str(resid.dtype).removeprefix('torch.')} is too narrow"
         )
 
 

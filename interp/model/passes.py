@@ -194,7 +194,7 @@ class ForwardPass(NamedWeights):
             else:
                 stream = block(stream, shared)
         if self.run.sums:
-            refuse_broken_scores(self.run.sums, self.dtype)
+            refuse_broken_scores(self.run.sums, stream, tokens)
         return stream
 
     def _shared(self, tokens: Tokens, kv: KVCache | None) -> tuple[PassInputs, PassInputs]:
