@@ -218,8 +218,7 @@ class GenerationStream(Iterator[Piece]):
 
     def __init__(self, model: Generating, prompt: Any, settings: Settings) -> None:
         refuse_encoder(model.cfg, "generation")
-        texts = isinstance(prompt, str) or (isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], str))
-        tokens = left_padded(model.tokenize(prompt, **({"close": False} if texts else {})))
+        tokens = left_padded(model.tokenize(prompt, close=False))  # a prompt goes on
         self._model, self._settings, self._prompt = model, settings, tokens
         self._lengths = tokens.lengths
         longest = int(self._lengths.max())
