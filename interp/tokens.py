@@ -3,8 +3,7 @@
 1. `Tokenizer` wraps the `tokenizers` package (never transformers: importing it costs seconds) and keeps the rules that
    tokenizer.json does not hold: which token begins a text, which ends it, the chat template. Of what tokenizer.json puts
    around a text it keeps one token before (BOS, BERT's [CLS]) and one after (BERT's [SEP]).
-2. `Tokens` is a batch of ids with its mask. Positions, lengths and the last real token follow from the mask alone, so
-   single, left-padded and right-padded batches mean the same.
+2. `Tokens` (in tokenbatch.py) is a batch of ids with its mask.
 3. `TokenView` is a token for display, cut from the bytes of the text: a character that several tokens share, a space or
    a control sign stays readable, and the joined texts are the prompt again. WordPiece drops spaces and may drop case, so
    there they are the prompt only if it is given, and otherwise what the tokenizer decodes.
@@ -14,106 +13,23 @@ need it. A text from an untrusted source can therefore contain them; `TokenView.
 """
 
 import functools
-import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from interp import artifact
 from interp.chat import Chatting
+from interp.tokenbatch import Tokens
 from interp.tokenrules import default_template, named_tokens, read_rules
 from interp.tokenview import Spelling, TokenView, cut, step_types, token_views
-
-
-@dataclass(frozen=True, eq=False)
-class Tokens:
-    """A batch of token ids and which of them are real.
-
-    Raises:
-        ValueError: ids and mask of different shapes, a row with no real token, pads between real tokens, or documents that
-            are not runs of tokens.
-    """
-
-    ids: Int[Tensor, "batch pos"]
-    """Token ids; pads hold the tokenizer's pad id, which nothing reads."""
-    mask: Bool[Tensor, "batch pos"]
-    """True for a real token, False for a pad."""
-    bos_added: bool = False
-    """A beginning-of-text token was put before at least one text (not one that the text itself held)."""
-    texts: list[str] | None = None
-    """The texts, where the batch was made from texts."""
-    documents: Int[Tensor, "batch pos"] | None = None
-    """Number of the document that each token belongs to, where rows hold several: they do not see each other, and
-    positions begin anew in each. None for one text a row."""
-
-    def __post_init__(self) -> None:
-        if self.ids.numel() == 0:
-            raise ValueError("the batch is empty: there is no token")
-        if self.ids.shape != self.mask.shape:
-            raise ValueError(f"ids {tuple(self.ids.shape)} and mask {tuple(self.mask.shape)} must have one shape")
-        if not bool(self.mask.any(dim=1).all()):
-            raise ValueError("every row needs at least one real token: drop empty texts, or add a BOS")
-        if bool((self.last - self.first + 1 != self.lengths).any()):
-            raise ValueError("the real tokens of a row must be contiguous: pads stand before or after them")
-        if self.documents is not None:
-            self._check_documents(self.documents)
-
-    def _check_documents(self, documents: Tensor) -> None:
-        if documents.shape != self.ids.shape or documents.is_floating_point():
-            raise ValueError(
-                f"documents must be integers of shape {tuple(self.ids.shape)}, got {tuple(documents.shape)}"
-            )
-        runs = [len(set(row)) == 1 + sum(a != b for a, b in itertools.pairwise(row)) for row in documents.tolist()]
-        if not all(runs):
-            raise ValueError(
-                f"row {runs.index(False)}: a document must be one run of tokens, not come back after another"
-            )
-
-    def __len__(self) -> int:
-        return self.ids.shape[0]
-
-    @property
-    def lengths(self) -> Int[Tensor, " batch"]:
-        """Number of real tokens in each row."""
-        return self.mask.sum(dim=1)
-
-    @property
-    def first(self) -> Int[Tensor, " batch"]:
-        """Index of the first real token in each row (not 0 under left padding)."""
-        return self.mask.int().argmax(dim=1)
-
-    @property
-    def last(self) -> Int[Tensor, " batch"]:
-        """Index of the last real token in each row."""
-        return self.mask.shape[1] - 1 - self.mask.flip(1).int().argmax(dim=1)
-
-    @property
-    def positions(self) -> Int[Tensor, "batch pos"]:
-        """Position of each token in its own text or document, from 0; pads hold 0 before a text, its last one after it."""
-        places = (self.mask.cumsum(dim=1) - 1).clamp(min=0)
-        if self.documents is None:
-            return places
-        begins = torch.ones_like(self.mask)
-        begins[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
-        return places - (places * begins).cummax(dim=1).values
-
-    def row(self, index: int) -> list[int]:
-        """The real token ids of one row."""
-        return self.ids[index][self.mask[index]].tolist()
-
-    def to(self, device: str | torch.device) -> "Tokens":
-        """The same batch on another device."""
-        documents = None if self.documents is None else self.documents.to(device)
-        return Tokens(self.ids.to(device), self.mask.to(device), self.bos_added, self.texts, documents)
 
 
 class Tokenizer(Chatting):

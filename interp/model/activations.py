@@ -146,9 +146,11 @@ class ActivationCache(Decomposition, Mapping[str, Tensor]):
         values = {name: take(value, batch_slice, 0) for name, value in self.cache_dict.items()}
         rows = [batch_slice] if isinstance(batch_slice, int) else batch_slice
         texts = None if self.tokens.texts is None else [self.tokens.texts[i] for i in _indices(rows, len(self.tokens))]
-        documents = None if self.tokens.documents is None else take(self.tokens.documents, rows, 0)
+        documents, parents = (
+            None if each is None else take(each, rows, 0) for each in (self.tokens.documents, self.tokens.parents)
+        )
         ids, mask = take(self.tokens.ids, rows, 0), take(self.tokens.mask, rows, 0)
-        tokens = Tokens(ids, mask, self.tokens.bos_added, texts, documents)
+        tokens = Tokens(ids, mask, self.tokens.bos_added, texts, documents, parents)
         part = ActivationCache(values, tokens, self._available, self.model)
         part.has_batch_dim = not isinstance(batch_slice, int)
         return part

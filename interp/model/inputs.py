@@ -77,8 +77,8 @@ def tokens_from_ids(x: Any) -> Tokens:
 
 def left_padded(tokens: Tokens) -> Tokens:
     """The same texts with their pads on the left, so that every row's next token is the last place."""
-    if tokens.documents is not None:
-        raise ValueError("packed documents cannot be continued: generate from each document on its own")
+    if tokens.documents is not None or tokens.parents is not None:
+        raise ValueError("joined texts cannot be continued: generate from each text on its own")
     if bool(tokens.mask[:, -1].all()):
         return tokens
     order = tokens.mask.int().argsort(dim=1, stable=True)

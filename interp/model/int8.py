@@ -118,6 +118,10 @@ class Int8Matrix(nn.Module):
         # As the kernel takes them. No buffer: it must not follow a change of dtype.
         self._kernel_scale = scale.cpu()
 
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*args, **options)
+        self._kernel_scale = self.scale.bfloat16().cpu()  # exact: scales are bfloat16 numbers
+
     @property
     def weight(self) -> Float[Tensor, "row width"]:
         """The weights that the integers stand for, in the model's dtype."""

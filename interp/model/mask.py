@@ -1,8 +1,9 @@
 """One place that says who may attend to whom.
 
 A query attends to a key if every rule allows it: the key is a real token; it stands at the query's position or before
-(in a causal model); it is at most a window back; it belongs to the same document. Rules are joined by AND before the one
-softmax. A query that may attend to nothing (a pad) gets a row of zeros, never NaN.
+(in a causal model); it is at most a window back; it belongs to the same document; in a row that is a tree of texts, it
+stands on the way from the root to the query. Rules are joined by AND before the one softmax. A query that may attend to
+nothing (a pad) gets a row of zeros, never NaN.
 """
 
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ class Places:
     """True for real tokens."""
     documents: Int[Tensor, "batch pos"] | None = None
     """Which document of a packed row each token belongs to; None for one a row."""
+    ancestors: Bool[Tensor, "batch pos pos"] | None = None
+    """In a row that is a tree: which places stand on the way from the root to each token."""
 
 
 def attention_mask(
@@ -37,6 +40,8 @@ def attention_mask(
             allowed = allowed & (back < window)
     if queries.documents is not None and keys.documents is not None:
         allowed = allowed & (queries.documents[:, :, None] == keys.documents[:, None, :])
+    if queries.ancestors is not None:
+        allowed = allowed & queries.ancestors
     return allowed[:, None]
 
 

@@ -199,9 +199,14 @@ class ForwardPass(NamedWeights):
 
     def _shared(self, tokens: Tokens, kv: KVCache | None) -> tuple[PassInputs, PassInputs]:
         """What layers share in this pass: (those that see everything, those with a window)."""
-        if tokens.documents is not None and self.rope is not None and self.rope.by_length:
+        if tokens.parents is not None and not self.cfg.causal:
             raise ValueError(
-                f"{self.cfg.name} turns tokens by the length of their text, which packed documents do not have: run them apart"
+                f"{self.cfg.name} reads texts from both sides: texts that begin alike have nothing in common"
+            )
+        joined = tokens.documents is not None or tokens.parents is not None
+        if joined and self.rope is not None and self.rope.by_length:
+            raise ValueError(
+                f"{self.cfg.name} turns tokens by the length of their text, which joined texts do not have: run them apart"
             )
         usual = self._inputs(tokens, kv, None)
         if self.cfg.window is None:
@@ -212,10 +217,13 @@ class ForwardPass(NamedWeights):
         positions, cfg = self.run.positions, self.cfg
         assert positions is not None
         n_queries = tokens.ids.shape[1]
-        queries = Places(positions, tokens.mask, tokens.documents)
+        tree = tokens.parents is not None
+        queries = Places(positions, tokens.mask, tokens.documents, tokens.ancestors if tree else None)
         keys = queries if kv is None else kv.keys(n_queries, local=window is not None)
         n_keys = keys.positions.shape[1]
-        whole = tokens.documents is None and bool(keys.real.all()) and (n_keys == n_queries or n_queries == 1)
+        whole = (
+            tokens.documents is None and not tree and bool(keys.real.all()) and (n_keys == n_queries or n_queries == 1)
+        )
         plain = whole and (window is None or n_keys <= window)
         mask = None if plain else attention_mask(queries, keys, causal=cfg.causal, window=window)
         rope = self.rope if window is None else self.rope_local

@@ -355,6 +355,8 @@ class HookedTransformer(Generating):
         wanted = ["*.hook_expert_weights", "*.hook_expert_indices"] if balance else []
         logits, cache = self.run_with_cache(x, wanted)
         ids, mask, documents = cache.tokens.ids, cache.tokens.mask, cache.tokens.documents
+        if cache.tokens.parents is not None:
+            raise ValueError("in a tree of texts a token may have several next ones: give the texts one by one")
         assert logits is not None
         rows, targets = accumulate(logits[:, :-1].flatten(0, 1)), ids[:, 1:]
         losses = nn.functional.cross_entropy(rows, targets.flatten(), reduction="none").view(targets.shape)

@@ -142,8 +142,8 @@ class ShuffledBatches:
             self._order[epoch] = np.random.default_rng([self.seed, epoch]).permutation(len(self.rows))
         chosen = torch.from_numpy(self._order[epoch][place * self.batch_size : (place + 1) * self.batch_size])
         rows = self.rows
-        documents = None if rows.documents is None else rows.documents[chosen]
-        return Tokens(rows.ids[chosen], rows.mask[chosen], rows.bos_added, documents=documents)
+        documents, parents = (None if each is None else each[chosen] for each in (rows.documents, rows.parents))
+        return Tokens(rows.ids[chosen], rows.mask[chosen], rows.bos_added, documents=documents, parents=parents)
 
 
 def batch_of(data: Data, index: int) -> Batch:

@@ -175,3 +175,9 @@ def test_the_real_model_keeps_its_predictions(smollm: HookedTransformer) -> None
     assert report.bytes_after < 0.26 * report.bytes_before
     assert report.n_tokens == 64
     assert report.model.generate("The capital of France is", 2).text == " Paris."
+
+
+def test_loaded_weights_bring_their_scales() -> None:
+    first, second = (quantize_int8(tiny_model(seed=seed)).model for seed in (0, 1))
+    first.load_state_dict(second.state_dict())
+    assert torch.equal(first(IDS), second(IDS))
