@@ -13,23 +13,11 @@ import pandas as pd
 
 from interp.artifact import atomic_write, read_json
 from interp.content import content_folder
-from interp.dataset.rows import (
-    FIXED,
-    FORMATS,
-    Row,
-    column,
-    labels,
-    plain,
-    read_rows,
-    refuse,
-    rest,
-    separator,
-    strings,
-    unknown,
-)
+from interp.dataset.files import FORMATS, read_rows, separator
+from interp.dataset.rows import FIXED, Row, column, labels, plain, refuse, rest, strings, unknown
 from interp.dataset.types import ContradictoryLabelsWarning, ContrastPair, Dataset, Example, Question
 
-_LOADERS = {"statements": "load_dataset", "corpus": "load_corpus", "pairs": "load_pairs", "questions": "load_questions"}
+LOADERS = {"statements": "load_dataset", "corpus": "load_corpus", "pairs": "load_pairs", "questions": "load_questions"}
 
 
 def load_dataset(
@@ -134,7 +122,7 @@ def read_table(path: str | os.PathLike[str], columns: Sequence[str] = ()) -> pd.
     Raises:
         ValueError: no such file, unknown format, damaged or empty file, or one of `columns` is missing.
     """
-    rows = read_rows(_existing(path), as_text=())
+    rows = read_rows(existing_file(path), as_text=())
     for name in columns:
         column(list(rows[0]), name, Path(path).name)
     return pd.DataFrame(rows)
@@ -143,7 +131,7 @@ def read_table(path: str | os.PathLike[str], columns: Sequence[str] = ()) -> pd.
 def datasets() -> pd.DataFrame:
     """The bundled sets: name, kind (statements, pairs, questions, corpus), rows, groups, source, licence."""
     columns = ["name", "kind", "rows", "groups", "source", "licence"]
-    return pd.DataFrame([[card[name] for name in columns] for card in _cards().values()], columns=columns)
+    return pd.DataFrame([[card[name] for name in columns] for card in bundled_cards().values()], columns=columns)
 
 
 def write_dataset(dataset: Dataset, path: str | os.PathLike[str]) -> Path:
@@ -153,12 +141,14 @@ def write_dataset(dataset: Dataset, path: str | os.PathLike[str]) -> Path:
     CSV and TSV know only texts and numbers, so a text that looks like a number comes back as one.
 
     Raises:
-        ValueError: another ending (a plain text file cannot hold labels).
+        ValueError: another ending (a plain text file cannot hold labels), or conversations for CSV or TSV.
     """
     path = Path(path).expanduser()
     frame = dataset.to_frame().dropna(axis="columns", how="all")
     data: str | bytes
     if path.suffix.lower() in (".csv", ".tsv"):
+        if any(example.messages is not None for example in dataset):
+            raise ValueError(f"{path.name} cannot hold conversations: write .jsonl or .parquet")
         data = frame.to_csv(index=False, sep=separator(path), quoting=QUOTE_NONNUMERIC, lineterminator="\n")
     elif path.suffix.lower() == ".jsonl":
         rows = [{str(name): plain(value) for name, value in row.items()} for row in frame.to_dict("records")]
@@ -172,26 +162,28 @@ def write_dataset(dataset: Dataset, path: str | os.PathLike[str]) -> Path:
     return atomic_write(path, data)
 
 
-def _cards() -> dict[str, Row]:
+def bundled_cards() -> dict[str, Row]:
+    """The card of each bundled set, by its name."""
     return {path.parent.name: read_json(path) for path in sorted(content_folder("data").glob("*/card.json"))}
 
 
 def _locate(name_or_path: str | os.PathLike[str], kinds: tuple[str, ...]) -> tuple[Path, Row]:
     """The file and its card; `kinds` are those of bundled sets that the caller can read."""
     if isinstance(name_or_path, str) and re.fullmatch(r"[\w-]+", name_or_path):
-        cards = _cards()
+        cards = bundled_cards()
         if name_or_path not in cards:
             error = unknown("there is no bundled data set", name_or_path, list(cards))
             raise ValueError(f"{error}. A file is given by its path with its ending ({', '.join(FORMATS)})")
         card = cards[name_or_path]
         if card["kind"] not in kinds:
-            raise ValueError(f"{name_or_path!r} holds {card['kind']}: read it with {_LOADERS[card['kind']]}")
+            raise ValueError(f"{name_or_path!r} holds {card['kind']}: read it with {LOADERS[card['kind']]}")
         return content_folder("data") / name_or_path / card["file"], card
-    path = _existing(name_or_path)
+    path = existing_file(name_or_path)
     return path, {"name": path.stem, "kind": "file", "file": path.name}
 
 
-def _existing(path: str | os.PathLike[str]) -> Path:
+def existing_file(path: str | os.PathLike[str]) -> Path:
+    """The path of a file that is there, `~` being the home folder."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise ValueError(f"{path} is a folder, not a file" if path.is_dir() else f"there is no file {path}")

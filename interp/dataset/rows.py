@@ -1,15 +1,12 @@
-"""Files into rows, and the checks that every reader shares.
+"""Rows of a table, and the checks that every reader of a whole file shares.
 
 A row is a dict; all rows of a file have the same keys, and every kind of missing value is None. Row numbers in messages
 count from 1 and leave out the header.
 """
 
 import difflib
-import json
 import math
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,54 +14,16 @@ import pandas as pd
 
 Row = dict[str, Any]
 
-FORMATS = (".csv", ".tsv", ".jsonl", ".parquet", ".txt")
 FIXED = ("text", "label", "group", "split")
 """Columns that are fields of an `Example`; every other one goes to its `meta`."""
 
 _LABELS = {"1": 1, "true": 1, "yes": 1, "1.0": 1, "0": 0, "false": 0, "no": 0, "0.0": 0}
-_NUMBERS = ((re.compile(r"-?(0|[1-9]\d{0,15})"), int), (re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?"), float))
-
-
-# ------------------------------------------------------------------------------------------------------------ reading
-
-
-def read_rows(path: Path, as_text: Sequence[str] = FIXED) -> list[Row]:
-    """The rows of a CSV, TSV, JSONL, Parquet or text file (one text a line, blank lines left out).
-
-    CSV and TSV hold text only: a column where every value is a number becomes numbers, unless `as_text` names it.
-
-    Raises:
-        ValueError: another ending, a damaged file, one that is not UTF-8, or one without rows.
-    """
-    kind = path.suffix.lower()
-    if kind not in FORMATS:
-        raise ValueError(f"cannot read {path.name}: the ending says the format, one of {', '.join(FORMATS)}")
-    try:
-        if kind == ".parquet":
-            rows = pd.read_parquet(path).to_dict("records")
-        elif kind == ".jsonl":
-            rows = [_json_row(number, line) for number, line in _lines(path)]
-        elif kind == ".txt":
-            rows = [{"text": line} for _, line in _lines(path)]
-        else:
-            rows = _separated_rows(path, as_text)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 ({error}): save it as UTF-8") from None
-    except (ValueError, OSError) as error:  # what pandas and pyarrow raise for damaged files
-        raise ValueError(f"cannot read {path}: {error}") from None
-    if not rows:
-        raise ValueError(f"{path} has no rows")
-    columns = dict.fromkeys(name for row in rows for name in row)
-    return [{str(name): plain(row.get(name)) for name in columns} for row in rows]
-
-
-def separator(path: Path) -> str:
-    """What stands between the columns of a CSV or TSV file."""
-    return "\t" if path.suffix.lower() == ".tsv" else ","
 
 
 def plain(value: Any) -> Any:
     """A value that JSON can hold; None for every kind of missing value."""
+    if type(value) in (str, int, bool):  # nearly all values of nearly all tables
+        return value
     if isinstance(value, np.ndarray):
         return [plain(item) for item in value.tolist()]
     if isinstance(value, np.generic):
@@ -72,34 +31,6 @@ def plain(value: Any) -> Any:
     if value is None or value is pd.NA or value is pd.NaT or (isinstance(value, float) and math.isnan(value)):
         return None
     return value if isinstance(value, str | int | float | bool | list | dict) else str(value)
-
-
-def _separated_rows(path: Path, as_text: Sequence[str]) -> list[dict[Any, Any]]:
-    # Everything is read as text, since pandas would take the text `NA` for a missing one.
-    frame = pd.read_csv(path, sep=separator(path), encoding="utf-8-sig", dtype=str, keep_default_na=False)
-    for name in frame.columns.difference(list(as_text)):
-        values = frame[name].tolist()
-        for pattern, number in _NUMBERS:
-            if all(isinstance(value, str) and pattern.fullmatch(value) for value in values):
-                frame[name] = pd.Series(list(map(number, values)), dtype=object)
-                break
-    return frame.to_dict("records")
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number and text of each line that is not blank."""
-    with path.open(encoding="utf-8-sig") as file:
-        yield from ((number, line.strip("\r\n")) for number, line in enumerate(file, start=1) if line.strip())
-
-
-def _json_row(number: int, line: str) -> Row:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"line {number} is not JSON ({error})") from None
-    if not isinstance(row, dict):
-        raise ValueError(f"line {number} is a {type(row).__name__}, not an object with columns")
-    return row
 
 
 # ------------------------------------------------------------------------------------------------------------- checks

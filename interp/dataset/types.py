@@ -30,6 +30,8 @@ class Example:
     """The part that the file's author put the row in, if any."""
     meta: dict[str, Any] = field(default_factory=dict)
     """Every other column of the file."""
+    messages: tuple[dict[str, Any], ...] | None = None
+    """A conversation, `{"role": ..., "content": ...}` each; `text` is then "" until a model's template renders it."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class Dataset:
         where = f"data set {self.name!r}"
         if not self.examples:
             raise ValueError(f"{where} has no examples")
-        refuse(where, "an empty text", (not e.text.strip() for e in self.examples), "fill or remove them")
+        empty = (not e.text.strip() and not e.messages for e in self.examples)
+        refuse(where, "an empty text", empty, "fill or remove them")
         refuse(where, "a label that is not 0 or 1", (e.label not in (0, 1, None) for e in self.examples), "use 0 and 1")
         for name in ("label", "group"):
             missing = [getattr(e, name) is None for e in self.examples]
@@ -102,12 +105,14 @@ class Dataset:
     @cached_property
     def hash(self) -> str:
         """Hash of the content, 32 hex digits. The order of the examples counts; name and card do not."""
-        return hash_json([[e.text, e.label, e.group, e.split, e.meta] for e in self.examples])
+        return hash_json([_content(example) for example in self.examples])
 
     def to_frame(self) -> pd.DataFrame:
-        """A row for each example: text, label, group, split, then the other columns."""
+        """A row for each example: text, label, group, split, the messages if there are any, then the other columns."""
         names = dict.fromkeys(name for example in self.examples for name in example.meta)
         fixed = {name: [getattr(e, name) for e in self.examples] for name in FIXED}
+        if any(e.messages is not None for e in self.examples):
+            fixed["messages"] = [None if e.messages is None else list(e.messages) for e in self.examples]
         others = {name: [e.meta.get(name) for e in self.examples] for name in names}
         return pd.DataFrame({**fixed, **others}, dtype=object).astype({"label": "Int64"})
 
@@ -138,3 +143,9 @@ class Dataset:
 
     def __iter__(self) -> Iterator[Example]:
         return iter(self.examples)
+
+
+def _content(example: Example) -> list[Any]:
+    """What counts for the hash; examples without messages hash as they did before there were any."""
+    fields = [example.text, example.label, example.group, example.split, example.meta]
+    return fields if example.messages is None else [*fields, list(example.messages)]

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from interp.artifact import hash_json
 from interp.dataset import (
     ContradictoryLabelsWarning,
     Dataset,
@@ -139,6 +140,7 @@ def test_real_contradictions_are_counted() -> None:
         ("text,label,group\na,1,g\nb,0,\n", r"1 of 2 rows have no group \(row 2\)"),
         ("text,label\na,1\nb,0,5,6\n", "Expected 2 fields in line 3, saw 4"),
         ("text,label,group\na,1,g\nb,0\n", "no group"),
+        ("text,label\na,1,5\n", "more values than its header has names"),
     ],
 )
 def test_bad_csv_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -274,6 +276,22 @@ def test_hash_follows_content_and_order() -> None:
     assert data.hash == Dataset("d", (Example("a", 1, "g", meta={"y": 2, "x": 1}), other)).hash
     changed = [(other, one), (one,), (Example("a", 0, "g", meta=one.meta), other), (Example("a", 1, "h"), other)]
     assert len({data.hash, *(Dataset("d", examples).hash for examples in changed)}) == 5
+
+
+def test_conversations_count_and_nothing_else_changes() -> None:
+    plain, chat = Example("a", 1), Example("", 1, messages=({"role": "user", "content": "a"},))
+    # The hash from before there were conversations.
+    assert Dataset("d", (plain,)).hash == hash_json([["a", 1, None, None, {}]])
+    other = Example("", 1, messages=({"role": "user", "content": "b"},))
+    assert len({Dataset("d", (example,)).hash for example in (plain, chat, other)}) == 3
+    frame = Dataset("d", (chat, plain)).to_frame()
+    assert list(frame) == ["text", "label", "group", "split", "messages"]
+    assert frame.messages.tolist() == [[{"role": "user", "content": "a"}], None]
+    assert "messages" not in Dataset("d", (plain,)).to_frame()
+    with pytest.raises(ValueError, match=r"an empty text \(row 1\)"):
+        Dataset("d", (Example("", messages=()),))
+    with pytest.raises(ValueError, match=r"d\.csv cannot hold conversations: write \.jsonl or \.parquet"):
+        write_dataset(Dataset("d", (chat,)), "d.csv")
 
 
 odd_texts = st.text(min_size=1, max_size=20).filter(
