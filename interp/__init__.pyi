@@ -19,6 +19,7 @@ from .dataset import Question as Question
 from .dataset import datasets as datasets
 from .dataset import grouped_folds as grouped_folds
 from .dataset import grouped_split as grouped_split
+from .dataset import iter_examples as iter_examples
 from .dataset import load_corpus as load_corpus
 from .dataset import load_dataset as load_dataset
 from .dataset import load_pairs as load_pairs
@@ -27,6 +28,8 @@ from .dataset import read_table as read_table
 from .dataset import write_dataset as write_dataset
 from .demo import load_demo_spec as load_demo_spec
 from .demo import run_demo as run_demo
+from .engine import RayEngine as RayEngine
+from .engine import run_tasks as run_tasks
 from .heads import HeadScores as HeadScores
 from .heads import head_scores as head_scores
 from .heads import load_head_scores as load_head_scores
@@ -62,7 +65,11 @@ from .probe import load_probe as load_probe
 from .probe import load_probe_report as load_probe_report
 from .probe import probe_sweep as probe_sweep
 from .probe import text_baseline as text_baseline
+from .recording import RecordedStore as RecordedStore
+from .recording import RecordingPlan as RecordingPlan
+from .recording import open_store as open_store
 from .recording import record as record
+from .recording import recording_plan as recording_plan
 from .report import write_report as write_report
 from .sae import SAE as SAE
 from .sae import SAEConfig as SAEConfig
@@ -81,7 +88,8 @@ from .steering import load_steering_vector as load_steering_vector
 from .steering import steering_experiment as steering_experiment
 from .steering import steering_vector as steering_vector
 from .store import Store as Store
-from .store import open_store as open_store
+from .store import merge_stores as merge_stores
+from .store import remove_store as remove_store
 from .tokens import Tokenizer as Tokenizer
 from .tokens import Tokens as Tokens
 from .tokens import TokenView as TokenView

@@ -1,6 +1,7 @@
-"""Commands around the activation store: record, look, verify."""
+"""Commands around the activation store: record, look, verify, list, merge, remove."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 import pandas as pd
@@ -10,11 +11,11 @@ from interp.cli.output import json_option, show
 
 
 @click.command(
-    epilog="Example: interp record smollm2-135m cities --sites 'resid_post:*' --tokens last --out runs/cities"
+    epilog="Example: interp record smollm2-135m cities.csv --sites 'resid_post:*' --tokens last --out runs/cities"
 )
 @click.argument("model")
 @click.argument("data")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder of the store.")
+@click.option("--out", help="Folder of the store, or a URL such as s3://bucket/run. Not needed with --plan.")
 @click.option(
     "--sites",
     multiple=True,
@@ -22,47 +23,112 @@ from interp.cli.output import json_option, show
     show_default=True,
     help="Site, shorthand or pattern; may be repeated.",
 )
-@click.option("--tokens", default="all", show_default=True, help="all, last, first or answer.")
+@click.option(
+    "--tokens",
+    multiple=True,
+    default=("all",),
+    show_default=True,
+    help="all, last, first, mean, answer, generated, last:user, positions such as 0,-1 ...; may be repeated.",
+)
 @click.option("--dtype", default="bfloat16", show_default=True, help="On the disk: bfloat16, float16 or float32.")
 @click.option("--text", default="text", show_default=True, help="Text column of a file.")
 @click.option("--label", default="label", show_default=True, help="Label column of a file.")
 @click.option("--group", help="Group column of a file.")
+@click.option("--limit", type=int, help="Most examples to read.")
 @click.option("--long", "long_rule", help="Texts over the limit: error, chunk or truncate.")
 @click.option("--max-length", type=int, help="Most tokens of a text; default: the model's context.")
-@click.option("--signals", is_flag=True, help="Also each token's logprob and entropy; runs the whole model.")
+@click.option("--stride", type=int, help="Tokens from one piece of a long text to the next; default: no overlap.")
+@click.option("--signals", is_flag=True, help="Also each token's logprob, rank and entropy; runs the whole model.")
+@click.option(
+    "--head-stats", is_flag=True, help="Also every head's attention entropy and attention on the first token."
+)
+@click.option("--generate", type=int, help="Continue each text by so many tokens, and record them too.")
+@click.option("--batch-size", type=int, help="Most texts in a forward pass.")
+@click.option("--engine", default="local", show_default=True, help="local or ray.")
+@click.option("--workers", type=int, help="Processes, with --engine ray.")
+@click.option("--plan", "plan_only", is_flag=True, help="Say what it would take, and do nothing.")
 @json_option
 def record(
-    model: str, data: str, out: Path, sites: tuple[str, ...], tokens: str, dtype: str, text: str, label: str, group: str | None,
-    long_rule: str | None, max_length: int | None, signals: bool, as_json: bool,
+    model: str, data: str, out: str | None, sites: tuple[str, ...], tokens: tuple[str, ...], dtype: str, text: str, label: str,
+    group: str | None, limit: int | None, long_rule: str | None, max_length: int | None, stride: int | None, signals: bool,
+    head_stats: bool, generate: int | None, batch_size: int | None, engine: str, workers: int | None, plan_only: bool,
+    as_json: bool,
 ) -> None:  # fmt: skip
-    """Run MODEL over DATA (a bundled set, or a CSV, JSONL, Parquet or text file) and keep its activations.
+    """Run MODEL over DATA and keep its activations.
 
-    The same call again goes on where it was.
+    DATA is a bundled set, a CSV, TSV, JSONL, Parquet or text file, a folder of them, or hf:org/name. The same call again
+    goes on where it was.
     """
-    found = _dataset(data, text, label, group)
-    store = interp.record(
-        interp.load(model), found, list(sites), tokens, out, dtype, long=long_rule, max_length=max_length, signals=signals,
-        progress=False if as_json else None,
-    )  # fmt: skip
-    show(store.to_frame(), as_json, title=str(out))
+    if out is None and not plan_only:
+        raise click.UsageError("give --out, the folder of the store (or --plan, to see what it would take)")
+    if workers is not None and engine != "ray":
+        raise click.UsageError("--workers goes with --engine ray")
+    rules = [_rule(each) for each in tokens]
+    options: dict[str, Any] = {
+        "sites": list(sites), "tokens": rules[0] if len(rules) == 1 else rules, "path": out, "dtype": dtype, "text": text,
+        "label": label, "group": group, "limit": limit, "long": long_rule, "max_length": max_length, "stride": stride,
+        "signals": signals, "head_stats": head_stats, "generate": generate, "batch_size": batch_size,
+        "engine": interp.RayEngine(workers=workers) if workers is not None else engine,
+    }  # fmt: skip
+    source, found = _source(data), interp.load(model)
+    if plan_only:
+        plan = interp.recording_plan(found, source, **options)
+        show(plan.to_frame().set_index("quantity")["value"].to_dict() if as_json else _readable(plan), as_json)
+        return
+    store = interp.record(found, source, **options, progress=False if as_json else None)
+    show(store.to_frame(), as_json, title=out)
 
 
-def _dataset(data: str, text: str, label: str, group: str | None) -> "interp.Dataset":
-    table = interp.datasets()
-    if data in set(table.loc[table["kind"] == "corpus", "name"]):
-        return interp.load_corpus(data)
-    return interp.load_dataset(data, text=text, label=label, group=group)
+def _rule(word: str) -> Any:
+    """A rule as it is typed; positions are numbers with commas between them."""
+    parts = word.split(",")
+    try:
+        return [int(part) for part in parts]
+    except ValueError:
+        return word
+
+
+def _source(data: str) -> Any:
+    """What the library reads; a word that names nothing is an error here, not a text."""
+    if data.startswith("hf:") or data in set(interp.datasets()["name"]):
+        return data
+    if not Path(data).expanduser().exists():
+        interp.load_dataset(data)  # raises, and says what is near
+    return Path(data).expanduser()
+
+
+def _readable(plan: "interp.RecordingPlan") -> pd.DataFrame:
+    free = "--out tells what is free there" if plan.free_bytes is None else f"{plan.free_bytes / 1e6:,.0f} MB free"
+    saved = 1 - plan.computed / plan.tokens
+    rows = [
+        ("texts", f"{plan.texts:,} from {plan.examples:,} examples, {plan.over_max_length:,} of them over the limit"),
+        ("repeated", f"{plan.duplicates:,} duplicates, {plan.contradictions:,} texts with two labels"),
+        ("tokens", f"{plan.tokens:,}; {plan.computed:,} are computed ({saved:.0%} shared), {plan.padding:,} padded"),
+        ("rows", f"{plan.rows:,} in {plan.shards:,} shards"),
+        ("forward passes", f"{plan.forwards:,} through {plan.layers} blocks"),
+        ("disk", f"{plan.bytes / 1e6:,.0f} MB ({free}){'' if plan.fits else ': TOO LITTLE ROOM'}"),
+        ("memory", f"{plan.memory_bytes / 1e6:,.0f} MB, about"),
+        ("time", f"{_duration(plan.seconds)} at {plan.tokens_per_second:,.0f} tokens/s, measured on one small pass"),
+    ]
+    return pd.DataFrame(rows, columns=pd.Index(["", "what it would take"]))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
 @click.group()
 def store() -> None:
-    """Look into a recorded store, or check that it is whole."""
+    """Look into a recorded store, check that it is whole, merge or remove stores."""
 
 
 @store.command(epilog="Example: interp store info runs/demo/stores/capitals")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path")
 @json_option
-def info(path: Path, as_json: bool) -> None:
+def info(path: str, as_json: bool) -> None:
     """Sites, rows, and what the statistics left out."""
     found = interp.open_store(path)
     if not as_json:
@@ -71,9 +137,9 @@ def info(path: Path, as_json: bool) -> None:
 
 
 @store.command(epilog="Example: interp store verify runs/demo/stores/capitals")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path")
 @json_option
-def verify(path: Path, as_json: bool) -> None:
+def verify(path: str, as_json: bool) -> None:
     """Hash every file again; exit status 1 if one is damaged."""
     problems = interp.open_store(path).verify()
     if as_json or len(problems):
@@ -91,23 +157,45 @@ def ls(folder: Path, as_json: bool) -> None:
     """All stores below a folder."""
     rows = []
     for card in sorted(folder.rglob("store.json")):
-        try:
-            found = interp.open_store(card.parent)
-        except ValueError as error:
-            rows.append((str(card.parent), None, None, None, f"cannot be read: {error}", None))
-            continue
+        if "parts" in card.relative_to(folder).parts[:-1] and (card.parents[2] / "store.json").is_file():
+            continue  # what was added to the store above
         size = sum(file.stat().st_size for file in card.parent.rglob("*") if file.is_file())
-        rows.append(
-            (
-                str(card.parent),
-                len(found.examples),
-                len(found.tokens),
-                len(found.sites),
-                found.dtype,
-                round(size / 1e6, 1),
-            )
-        )
-    show(pd.DataFrame(rows, columns=pd.Index(["store", "texts", "rows", "sites", "dtype", "MB"])), as_json)
+        rows.append((str(card.parent), *_summary(card.parent), round(size / 1e6, 1)))
+    columns = ["store", "texts", "rows", "sites", "dtype", "finished", "MB"]
+    show(pd.DataFrame(rows, columns=pd.Index(columns)), as_json)
+
+
+def _summary(path: Path) -> tuple[Any, ...]:
+    try:
+        found = interp.open_store(path)
+    except ValueError as error:
+        return None, None, None, f"cannot be read: {error}", None
+    return found.n_texts, found.n_rows, len(found.sites), found.dtype, "yes" if found.complete else "no"
+
+
+@store.command(epilog="Example: interp store merge runs/both runs/a runs/b")
+@click.argument("out")
+@click.argument("paths", nargs=-1, required=True)
+@json_option
+def merge(out: str, paths: tuple[str, ...], as_json: bool) -> None:
+    """Copy stores of the same model and sites into one at OUT."""
+    merged = interp.merge_stores([interp.open_store(path) for path in paths], out)
+    show(merged.to_frame(), as_json, title=out)
+
+
+@store.command(epilog="Example: interp store rm runs/old")
+@click.argument("path")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def rm(path: str, yes: bool) -> None:
+    """Remove a store, after asking; a folder that is none, or holds anything else, is refused."""
+    try:
+        what = repr(interp.open_store(path))
+    except ValueError as error:
+        what = f"{path} ({error})"
+    if not yes:
+        click.confirm(f"Remove {what}?", abort=True, err=True)
+    interp.remove_store(path)
+    click.echo(f"removed {path}")
 
 
 COMMANDS = (record, store)

@@ -1,84 +1,174 @@
 """Shuffled batches over a whole store, and a state of a few numbers from which they go on exactly.
 
-1. The selected rows are cut into blocks of neighbours, and the blocks are permuted over the whole store.
-2. A window of blocks is read (neighbours in one go, so a disk is read in long pieces) and its rows are permuted in
-   memory. A selection that fits into one window is therefore permuted as a whole.
+1. The selected rows are cut into blocks of neighbours, and the blocks are permuted over the whole store. With several
+   ranks (processes that train together) the blocks are then dealt out, and each goes on with its own.
+2. A window of blocks is read, neighbours in one go, and its rows are permuted in memory. A selection that fits into one
+   window is therefore permuted as a whole, and so is every selection with blocks of one row.
 3. Batches are cut from that stream, also across two windows; only the last one of an epoch may be smaller.
 
-Every permutation follows from the seed, the epoch and the number of the window alone. So the state is the epoch and how
-many rows of it were handed out: nothing that was shuffled needs to be kept.
+While a window is handed out, a thread reads the next: two windows are in memory, never more. Every permutation follows
+from the seed, the epoch and the number of the window alone. So the state is the epoch and how many rows of it were
+handed out: nothing that was shuffled or read ahead needs to be kept.
+
+How well this mixes: of the pairs of rows in a batch, 1 + (k - 1) (b - 1) / (t - 1) times as many are of the same text as
+under a permutation of all rows, for k windows, blocks of b rows and texts of t >= b rows.
 """
 
+import functools
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import torch
 import xxhash
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
-BLOCK_ROWS = 256
-"""Neighbouring rows that stay together until they are mixed in the window."""
-WINDOW_BYTES = 128 << 20
-"""Memory for the window that is mixed."""
+BLOCK_ROWS = 64
+"""Neighbouring rows that stay together until they are mixed in the window, where single rows would be read too slowly."""
+WINDOW_BYTES = 32 << 20
+"""Memory for the window that is mixed; there are two, see above."""
+SINGLE_ROWS_BYTES = 4 << 30
+"""Up to this size the rows of a store on this machine's disk are read one by one: its memory holds the file."""
+
+Batch = TypeVar("Batch")
+"""Float32 [size, d] for one site; for several, full site name -> Float32 [size, d]."""
 
 
-class Batches:
-    """Iterable of Float32 [size, d], made by `Store.batches`.
+class Batches(Generic[Batch]):
+    """Iterable of Float32 [size, d], or of {site: Float32 [size, d]} of the same rows, made by `Store.batches`.
 
-    Each `iter()` begins at the start, but the first after `load_state`, which goes on where that state was taken.
+    Each `iter()` begins at the start, but the first after `load_state`, which goes on where that state was taken. The
+    thread that reads ahead is gone when an iteration ends or is given up; what it meets is raised where the window that
+    it was reading is due.
 
     Attributes:
-        site: full site name.
-        d: width of a row.
+        widths: full site name -> width of a row.
         size: rows in a batch.
-        n_rows: rows in an epoch.
+        n_rows: rows in an epoch, of this rank.
+        rank, world_size: as given.
     """
 
     def __init__(
         self,
-        read: Callable[[Int[np.ndarray, " n"]], Float[Tensor, "n d"]],
+        read: Callable[[Int[np.ndarray, " n"]], Any],
         selected: Int[np.ndarray, " n"],
         *,
-        site: str,
-        d: int,
+        site: str | Sequence[str],
+        d: int | Sequence[int],
         row_bytes: int,
         size: int,
         seed: int,
         epochs: int | None,
         drop_last: bool,
+        block: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+        prefetch: bool = False,
     ) -> None:
-        self.site, self.d, self.size, self.n_rows = site, d, size, len(selected)
-        self._read, self._selected = read, selected
-        self._seed, self._epochs, self._drop_last = seed, epochs, drop_last
-        self._block = BLOCK_ROWS
-        self._blocks_in_window = max(1, WINDOW_BYTES // (row_bytes * BLOCK_ROWS))
+        """As for `Store.batches`, and
+
+        Args:
+            read: gives rows, asked for in ascending order, in any dtype: [n d], or for several sites {site: [n d]}.
+            selected: ascending numbers of the rows to hand out.
+            site, d: name and width, or those of several sites.
+            row_bytes: bytes of a row in the dtype of `read`, of all sites together.
+
+        Raises:
+            ValueError: a number out of range, or too few rows for `world_size`.
+        """
+        least = (
+            ("size", size, 1),
+            ("seed", seed, 0),
+            ("epochs", epochs, 1),
+            ("block", block, 1),
+            ("world_size", world_size, 1),
+        )
+        for name, value, lowest in least:
+            if value is not None and value < lowest:
+                raise ValueError(f"{name} must be at least {lowest}, got {value}")
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank must be 0 to world_size - 1, got rank={rank} of world_size={world_size}")
+        self._joint = not isinstance(site, str)
+        names, widths = (site, d) if self._joint else ([site], [d])
+        self.widths: dict[str, int] = dict(zip(cast(Sequence[str], names), cast(Sequence[int], widths), strict=True))
+        self.size, self.rank, self.world_size = size, rank, world_size
+        self._read, self._selected, self._prefetch = read, selected, prefetch
+        self._seed, self._epochs, self._drop_last, self._block = seed, epochs, drop_last, block
+        self._blocks_in_window = max(1, WINDOW_BYTES // (row_bytes * block))
+        # Ranks share whole blocks only, so that all have the same number of rows.
+        self._all_blocks = math.ceil(len(selected) / block) if world_size == 1 else len(selected) // block
+        self._own_blocks = self._all_blocks // world_size
+        if not self._own_blocks:
+            raise ValueError(
+                f"{len(selected)} rows are {self._all_blocks} whole blocks of {block}, too few for "
+                f"world_size={world_size}: choose more rows, or a smaller block"
+            )
+        self.n_rows = len(selected) if world_size == 1 else self._own_blocks * block
         self._at = (0, 0)
         self._resume: tuple[int, int] | None = None
 
+    @property
+    def sites(self) -> list[str]:
+        """Full names of the sites."""
+        return list(self.widths)
+
+    @property
+    def site(self) -> str:
+        """Full name of the site. ValueError where there are several."""
+        if self._joint:
+            raise ValueError(f"these batches are of several sites ({', '.join(self.sites)}), one is needed here")
+        return self.sites[0]
+
+    @property
+    def d(self) -> int:
+        """Width of a row. ValueError where there are several sites."""
+        return self.widths[self.site]
+
     def __len__(self) -> int:
         """Number of batches over all epochs."""
-        if self._epochs is None:
+        epochs = self._epochs
+        if epochs is None:
             raise TypeError("batches with epochs=None never end, so they have no length")
         each = self.n_rows / self.size
-        return self._epochs * (math.floor(each) if self._drop_last else math.ceil(each))
+        return epochs * (math.floor(each) if self._drop_last else math.ceil(each))
 
     def __repr__(self) -> str:
-        passes = f"epochs={self._epochs}, seed={self._seed}"
-        return f"Batches({self.site!r}, n_rows={self.n_rows}, size={self.size}, {passes})"
+        what = self.sites if self._joint else self.site
+        share = f", rank={self.rank}, world_size={self.world_size}" if self.world_size > 1 else ""
+        passes = f"epochs={self._epochs}, seed={self._seed}{share}"
+        return f"Batches({what!r}, n_rows={self.n_rows}, size={self.size}, {passes})"
 
-    def __iter__(self) -> Iterator[Float[Tensor, "row d"]]:
+    def __iter__(self) -> Iterator[Batch]:
         (epoch, done), self._resume = self._resume or (0, 0), None
         self._at = (epoch, done)
-        while self._epochs is None or epoch < self._epochs:
-            for batch in self._epoch(epoch, done):
-                done += len(batch)
-                self._at = (epoch, done)
-                yield batch
-            epoch, done = epoch + 1, 0
-        self._at = (epoch, 0)
+        plan = self._windows(epoch, done)
+        rest: dict[str, Tensor] = {}
+        waiting = _Call(lambda: self._load(plan), self._prefetch)
+        try:
+            # One name for the window: the old one is gone before the one after the next is begun.
+            while (window := waiting.result()) is not None:
+                waiting = _Call(lambda: self._load(plan), self._prefetch)
+                epoch, done = (epoch, done) if window.epoch == epoch else (window.epoch, 0)
+                used, n = 0, len(window.place)
+                while used < n:
+                    stop = min(n, used + self.size - _length(rest))
+                    rest = _join(rest, window.rows(used, stop))
+                    used = stop
+                    if _length(rest) < self.size and (self._drop_last or not window.last):
+                        continue
+                    batch, rest = rest, {}
+                    done += _length(batch)
+                    self._at = (epoch, done)
+                    yield cast(Batch, batch if self._joint else batch[self.site])
+                    del batch
+                rest = {} if window.last else rest
+        finally:
+            waiting.join()
+        self._at = (cast(int, self._epochs), 0)
 
     def state(self) -> dict[str, Any]:
         """Where the iteration stands, as a JSON-ready value: batches that were handed out count as used."""
@@ -91,7 +181,7 @@ class Batches:
         if differs:
             raise ValueError(
                 f"this state belongs to other batches ({', '.join(differs)} differ): make them with the same store, "
-                "site, size, seed and selection"
+                "site, size, seed, selection, rank and world_size"
             )
         self._resume = (int(state["epoch"]), int(state["rows"]))
 
@@ -102,36 +192,114 @@ class Batches:
             "size": self.size,
             "block": self._block,
             "blocks_in_window": self._blocks_in_window,
-            "selection": xxhash.xxh3_64_hexdigest(self._selected.tobytes()),
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "selection": self._selection,
         }
 
-    def _epoch(self, epoch: int, done: int) -> Iterator[Float[Tensor, "row d"]]:
-        rest = torch.empty(0, self.d)
-        for rows in self._windows(epoch, done):
-            by_row = np.argsort(rows)
-            block = self._read(rows[by_row])
-            place = torch.empty(len(rows), dtype=torch.int64)
-            place[torch.from_numpy(by_row)] = torch.arange(len(rows))
-            used = 0
-            while len(rest) + len(rows) - used >= self.size:
-                stop = used + self.size - len(rest)
-                batch = block.index_select(0, place[used:stop]).float()
-                yield torch.cat([rest, batch]) if len(rest) else batch
-                used, rest = stop, rest[:0]
-            rest = torch.cat([rest, block.index_select(0, place[used:]).float()])
-        if len(rest) and not self._drop_last:
-            yield rest
+    @functools.cached_property
+    def _selection(self) -> str:
+        """A hash of the selected rows."""
+        return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(self._selected).data)
 
-    def _windows(self, epoch: int, done: int) -> Iterator[Int[np.ndarray, " n"]]:
-        """Row numbers of each window in the order in which they are handed out, but the first `done`."""
-        n_blocks = math.ceil(self.n_rows / self._block)
-        order = np.random.default_rng([self._seed, epoch, 0]).permutation(n_blocks)
-        for window, start in enumerate(range(0, n_blocks, self._blocks_in_window)):
-            blocks = order[start : start + self._blocks_in_window]
-            places = (blocks[:, None] * self._block + np.arange(self._block)).ravel()
-            rows = self._selected[places[places < self.n_rows]]
-            if done >= len(rows):
-                done -= len(rows)
-                continue
-            yield np.random.default_rng([self._seed, epoch, 1 + window]).permutation(rows)[done:]
-            done = 0
+    def _windows(self, epoch: int, done: int) -> Iterator[tuple[int, bool, Int[np.ndarray, " n"]]]:
+        """Epoch, whether it is its last, and row numbers of each window in the order in which they are handed out, but
+        the first `done` of the first epoch."""
+        block, dealt = self._block, self._own_blocks * self.world_size
+        while self._epochs is None or epoch < self._epochs:
+            order = np.arange(self._all_blocks, dtype=np.int32 if self._all_blocks < 1 << 31 else np.int64)
+            np.random.default_rng([self._seed, epoch, 0]).shuffle(order)
+            order = order[:dealt][self.rank :: self.world_size]
+            for number, start in enumerate(range(0, len(order), self._blocks_in_window)):
+                stop = start + self._blocks_in_window
+                places = (order[start:stop, None].astype(np.int64) * block + np.arange(block)).ravel()
+                rows = self._selected[places[places < len(self._selected)]]
+                if done >= len(rows):
+                    done -= len(rows)
+                    continue
+                if block > 1:
+                    rows = np.random.default_rng([self._seed, epoch, 1 + number]).permutation(rows)
+                yield epoch, stop >= len(order), rows[done:]
+                done = 0
+            epoch, done = epoch + 1, 0
+
+    def _load(self, plan: Iterator[tuple[int, bool, Int[np.ndarray, " n"]]]) -> "_Window | None":
+        """Read the next window; None where there is none."""
+        step = next(plan, None)
+        if step is None:
+            return None
+        epoch, last, rows = step
+        by_row = np.argsort(rows)
+        place = np.empty_like(by_row)
+        place[by_row] = np.arange(len(rows))
+        found = self._read(rows[by_row])
+        return _Window(epoch, last, place, found if self._joint else {self.site: found})
+
+
+@dataclass(frozen=True, eq=False)
+class _Window:
+    """Rows in memory, as they stand on the disk."""
+
+    epoch: int
+    last: bool
+    """Whether no other window of the epoch follows."""
+    place: Int[np.ndarray, " n"]
+    """Where each row stands, in the order in which they are handed out."""
+    acts: Mapping[str, Float[Tensor, "n _"]]
+    """Full site name -> rows, ascending."""
+
+    def rows(self, start: int, stop: int) -> dict[str, Float32[Tensor, "row _"]]:
+        """Rows `start` to `stop` in the order in which they are handed out."""
+        return {site: _take(acts, self.place[start:stop]) for site, acts in self.acts.items()}
+
+
+def _take(acts: Float[Tensor, "n d"], place: Int[np.ndarray, " row"]) -> Float32[Tensor, "row d"]:
+    bits = {2: torch.int16, 4: torch.int32}.get(acts.element_size())
+    if bits is None or acts.device.type != "cpu":
+        return acts.index_select(0, torch.from_numpy(place).to(acts.device)).float()
+    # numpy copies whole rows, on one core; index_select in half precision takes twice as long, and all cores for it,
+    # for which it has to wait wherever something else is at work.
+    found = acts.detach().view(bits).numpy().take(place, axis=0)
+    return torch.from_numpy(found).view(acts.dtype).float()
+
+
+def _length(rows: Mapping[str, Tensor]) -> int:
+    return len(next(iter(rows.values()))) if rows else 0
+
+
+def _join(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {site: torch.cat([first[site], rows]) for site, rows in second.items()} if first else second
+
+
+class _Call:
+    """A call in a thread of its own, or where its result is due. What it raises, `result` raises, from where it was."""
+
+    def __init__(self, call: Callable[[], "_Window | None"], in_thread: bool) -> None:
+        self._call = call
+        self._found: _Window | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="interp-batches") if in_thread else None
+        if self._thread is not None:
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._found = self._call()
+        except BaseException as error:  # whatever it is, the consumer has to see it
+            self._error = error
+
+    def result(self) -> "_Window | None":
+        """Wait for the result, which is given once, or raise."""
+        if self._thread is None:
+            return self._call()
+        self._thread.join()
+        found, self._found = self._found, None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return found
+
+    def join(self) -> None:
+        """Wait for the thread, whatever comes of it."""
+        if self._thread is not None:
+            self._thread.join()

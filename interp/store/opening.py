@@ -5,42 +5,50 @@ import logging
 import os
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TypeVar
 
 from interp.store import files
+from interp.store.parts import joined_card, part_names, segments
+from interp.store.place import Place, as_place, names
 from interp.store.reader import Store
-from interp.store.shard import find_shard, leftovers
+from interp.store.shard import leftovers
 from interp.store.writer import SHARDS, STORE_CARD, read_store_card
 
 log = logging.getLogger("interp.store")
 
 
-def open_store(path: str | os.PathLike[str]) -> Store:
+_S = TypeVar("_S", bound=Store)
+
+
+def open_store(path: str | os.PathLike[str] | Place, cls: type[_S] = Store) -> _S:
     """Open a store for reading, also one that is not finished; what killed writers left behind is ignored and removed.
+
+    What was added to it later (`interp.store.parts`) is joined.
+
+    Args:
+        path: folder or URL of the store.
+        cls: the class of the result: `Store`, or one made from it.
+
+    Returns:
+        The store, a `cls`.
 
     Raises:
         ValueError: no such folder (with the nearest stores), not a store, damaged, or of a newer format.
     """
-    path = Path(path)
+    path = as_place(path)
     if not (path / STORE_CARD).is_file():
-        raise ValueError(_no_store(path))
+        raise ValueError(no_store(path))
     card = read_store_card(path)
-    _sweep(path)
-    shards = []
-    for folder in sorted((path / SHARDS).glob("[0-9]*")):
-        try:
-            shard = find_shard(folder)
-        except ValueError as error:
-            log.warning("%s is left out: %s", folder, error)
-            continue
-        if shard is not None:
-            shards.append(shard)
-    if len(shards) != card["shards"]:
-        log.warning("%s has %d of %d shards; record again to go on with it", path, len(shards), card["shards"])
-    return Store(path, card, shards)
+    for name in ("", *part_names(path)):
+        _sweep(path / name)
+    found = segments(path, card)
+    base = found[0]
+    if len(base.shards) != card["shards"]:
+        log.warning("%s has %d of %d shards; record again to go on with it", path, len(base.shards), card["shards"])
+    return cls(path, joined_card(path, found), [shard for segment in found for shard in segment.shards])
 
 
-def _sweep(path: Path) -> None:
+def _sweep(path: Place) -> None:
     """Remove half-made shards, if no writer is at work: then they belong to one that was killed."""
     if not leftovers(path / SHARDS):
         return
@@ -52,12 +60,15 @@ def _sweep(path: Path) -> None:
         log.debug("leftovers in %s stay: %s", path, error)
 
 
-def _no_store(path: Path) -> str:
+def no_store(path: Place) -> str:
+    """What to tell somebody who took a path for a store."""
+    if SHARDS in names(path):
+        return f"{path} has shards but no {STORE_CARD}: it is half of a copy or of a merge, so make that again"
     if path.is_dir():
         return f"{path} is a folder but not a store (it has no {STORE_CARD}): give the path that record() was given"
     near: Sequence[str] = ()
-    if path.parent.is_dir():
-        stores = [folder.name for folder in sorted(path.parent.iterdir()) if (folder / STORE_CARD).is_file()]
+    if path.parent != path:
+        stores = [name for name in names(path.parent) if (path.parent / name / STORE_CARD).is_file()]
         near = difflib.get_close_matches(path.name, stores, 3, 0.4) or stores[:3]
     hint = f"; stores beside it: {', '.join(near)}" if near else ""
     return f"there is no store at {path}{hint}"

@@ -1,9 +1,12 @@
-"""`Store`: frames of texts and tokens, rows of a site, pooled rows, shuffled batches, statistics, checks."""
+"""`Store`: frames of texts and tokens, rows of a site, pooled rows, shuffled batches, statistics, views, checks.
+
+A view (`Store.select`) is a store too. It keeps the numbers of the chosen rows and reads through the store that it was
+made from; texts keep their numbers, rows are counted anew.
+"""
 
 import functools
 import math
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,38 +17,46 @@ from jaxtyping import Bool, Float32, Int, Shaped
 from torch import Tensor
 
 from interp import sites as site_names
-from interp.store import files
+from interp.store import batches as batching
+from interp.store import convert, files, parts, pooling, view
 from interp.store.batches import Batches
-from interp.store.shard import Shard, find_shard, outlier_column, site_shapes
+from interp.store.joined import JoinedShard
+from interp.store.lookup import find_site, row_numbers
+from interp.store.place import Place, is_local
+from interp.store.shard import norm_column, outlier_column, site_shapes
 from interp.store.stats import SiteStats
-from interp.store.writer import SHARDS
 
-POOLING = ("last", "first", "mean")
+TOKEN_IDS = "token_ids"
+"""Column of examples.parquet with the tokens of each whole text."""
 
 
 class Store:
     """Recorded activations on the disk. Row i is the same token at every site; texts and rows stand in recorded order.
 
-    Made by `open_store` and `record`. Nothing is read before it is asked for, and no file stays open. Wherever a site
-    is asked for, its full name and its shorthand (`resid_post:6`) both do.
+    Made by `open_store` and `record`; its views by `select`. Nothing is read before it is asked for, and no file stays
+    open. Wherever a site is asked for, its full name and its shorthand (`resid_post:6`) both do.
 
     Raises:
         ValueError: from whatever reads a file that is damaged; the message names it.
     """
 
-    def __init__(self, path: Path, card: dict[str, Any], shards: list[Shard]) -> None:
+    def __init__(self, path: Place, card: dict[str, Any], shards: Sequence[JoinedShard]) -> None:
         self.path, self.card = path, card
         self.shapes: Mapping[str, tuple[int, ...]] = site_shapes(card)
         """Full site name -> shape of a row before it was flattened, in the model's order."""
-        self._shards = shards
+        self._shards = list(shards)
         self._starts = np.cumsum([0] + [shard.n_rows for shard in shards])
         self._stats: dict[str, SiteStats] = {}
+        self._last_ids: tuple[JoinedShard, pa.ChunkedArray] | None = None
+        self._whole: Store = self
+        self._chosen: Int[np.ndarray, " row"] | None = None
 
     def __repr__(self) -> str:
         sites = ", ".join(map(site_names.short_name, self.sites[:3])) + " ..." * (len(self.sites) > 3)
         state = "" if self.complete else f"; {len(self._shards)} of {self.card['shards']} shards so far"
+        part = f" chosen from {self._whole.n_rows}" if self.is_view else ""
         return (
-            f"Store({str(self.path)!r}: {self.card['model']['name']}, {self.n_texts} texts, {self.n_rows} rows "
+            f"Store({str(self.path)!r}: {self.card['model']['name']}, {self.n_texts} texts, {self.n_rows} rows{part} "
             f"(tokens={self.card['tokens']!r}), {len(self.sites)} sites in {self.dtype}: {sites}{state})"
         )
 
@@ -68,18 +79,23 @@ class Store:
 
     @property
     def n_rows(self) -> int:
-        """Number of kept tokens."""
-        return int(self._starts[-1])
+        """Number of rows: kept tokens, and averages."""
+        return int(self._starts[-1]) if self._chosen is None else len(self._chosen)
 
     @property
     def n_texts(self) -> int:
-        """Number of texts."""
-        return sum(shard.n_texts for shard in self._shards)
+        """Number of texts; of a view those that have a row in it."""
+        return len(self._texts[0]) if self.is_view else sum(shard.n_texts for shard in self._shards)
 
     @property
     def complete(self) -> bool:
         """Whether every shard is there; False after an interrupted recording, which `record` goes on with."""
         return len(self._shards) == self.card["shards"]
+
+    @property
+    def is_view(self) -> bool:
+        """Whether this is a view, made by `select`."""
+        return self._chosen is not None
 
     def width(self, site: str) -> int:
         """Numbers in a row of a site."""
@@ -88,45 +104,64 @@ class Store:
     @property
     def examples(self) -> pd.DataFrame:
         """A row per text, indexed by the text's number: text, label, group, split, the caller's columns; for texts cut
-        from long ones also document (number of the input) and chunk."""
+        from long ones also document (number of the input) and chunk. The texts' tokens: `token_ids`."""
         return self._examples.copy(deep=False)
 
     @property
     def tokens(self) -> pd.DataFrame:
-        """A row per kept token: text (its number), position, token_id, is_bos, is_special, is_first (first token of its
-        text), is_outlier (at any recorded site); logprob (nats, null at position 0), entropy (nats) and top1 (token id)
-        where they were recorded. Outliers of one site: `typical`."""
+        """A row per row of the sites: text (its number), position and token_id (-1 for an average), is_bos, is_special,
+        is_first (first token of its text), is_outlier (at any recorded site); `rule:<name>` where several token rules
+        were recorded; logprob (nats, null at position 0), entropy (nats), top1 (token id) and rank where they were
+        recorded. Of one site: `typical`, `norms`."""
         return self._tokens.copy(deep=False)
+
+    def token_ids(self, text: int) -> Int[np.ndarray, " token"]:
+        """All tokens of a text, also those that were not kept, as the model read them.
+
+        Raises:
+            ValueError: no such text; a store of format 1, which did not keep them.
+        """
+        shard, whole = self._shard_of(text), self._whole
+        if whole._last_ids is None or whole._last_ids[0] is not shard:
+            table = shard.examples()
+            if TOKEN_IDS not in table.column_names:
+                raise ValueError(
+                    f"{self.path} does not hold the tokens of its texts: it was written in format 1, so record again at "
+                    "another path"
+                )
+            whole._last_ids = shard, table.column(TOKEN_IDS)  # texts are often asked for one after the other
+        return whole._last_ids[1][int(text) - shard.first_text].values.to_numpy()
 
     def typical(self, site: str) -> Bool[np.ndarray, " row"]:
         """For each row whether it is typical: not special, not first in its text, not an outlier at this site."""
-        columns = ["is_special", "is_first", outlier_column(self._site(site))]
-        table = pa.concat_tables([shard.tokens(columns) for shard in self._finished()])
-        return ~np.logical_or.reduce([table.column(name).to_numpy() for name in columns])
+        names = ["is_special", "is_first", outlier_column(self._site(site))]
+        table = self._columns(names)
+        return ~np.logical_or.reduce([table.column(name).to_numpy() for name in names])
+
+    def norms(self, site: str) -> Float32[np.ndarray, " row"]:
+        """Euclidean norm of each row of a site, as it was recorded. ValueError for a store of format 1."""
+        return self._columns([norm_column(self._site(site))]).column(0).to_numpy()
+
+    def head_stats(self, layer: int) -> dict[str, Float32[Tensor, "row head"]]:
+        """Of each row and head of a layer the "entropy" of its attention (nats), and the share of it that goes to the
+        "first" token of the text. ValueError where they were not recorded, by `record(..., head_stats=True)`."""
+        found = [shard.head_stats(layer) for shard in self._finished()]
+        joined = {kind: torch.cat([part[kind] for part in found]) for kind in found[0]}
+        if self._chosen is None:
+            return joined
+        return {kind: values[torch.from_numpy(self._chosen)] for kind, values in joined.items()}
 
     def stats(self, site: str) -> SiteStats:
-        """Statistics of a site, of all rows (`.all`) and of typical rows (`.typical`), merged over the shards."""
+        """Statistics of a site, of all rows (`.all`) and of typical rows (`.typical`): merged over the shards; those of a
+        view are computed from its rows, which are read once."""
         site = self._site(site)
-        if site not in self._stats:
-            self._stats |= self._merged_stats([site])
+        self._add_stats([site])
         return self._stats[site]
 
     def to_frame(self) -> pd.DataFrame:
         """A row per site: site, layer, shape, dtype, rows, typical_norm (NaN without typical rows), left_out."""
-        self._stats |= self._merged_stats(self.sites)
-        rows = [
-            {
-                "site": site,
-                "layer": site_names.layer_of(site),
-                "shape": " ".join(map(str, shape)),
-                "dtype": self.dtype,
-                "rows": self._stats[site].all.count,
-                "typical_norm": self._stats[site].typical_norm if self._stats[site].typical.count else math.nan,
-                "left_out": self._stats[site].left_out,
-            }
-            for site, shape in self.shapes.items()
-        ]
-        return pd.DataFrame(rows).astype({"layer": "Int64"})
+        self._add_stats(self.sites)
+        return convert.sites_frame(self)
 
     # ------------------------------------------------------------------------------------------------------- rows
 
@@ -141,13 +176,10 @@ class Store:
             ValueError: an unknown site, or an index outside the rows.
         """
         site = self._site(site)
-        ascending, place = np.unique(self._row_numbers(index), return_inverse=True)
-        found = self._read(site, ascending).float()
-        in_order = np.array_equal(place, np.arange(len(ascending)))
-        return found if in_order else found[torch.from_numpy(place)]
+        return convert.in_order(functools.partial(self._read, site), row_numbers(index, self.n_rows), self.width(site))
 
     def activations(self, text: int, sites: Any = None) -> dict[str, Float32[Tensor, "pos d"]]:
-        """The kept rows of one text: full site name -> [pos d]; their positions stand in `tokens`.
+        """The rows of one text: full site name -> [pos d]; their positions stand in `tokens`.
 
         Args:
             text: number of the text, as in the index of `examples`.
@@ -157,98 +189,139 @@ class Store:
             ValueError: no such text or site.
         """
         wanted = self.sites if sites is None else site_names.expand(sites, self.sites)
+        self._shard_of(text)
         numbers, start, stop = self._texts
-        found = np.flatnonzero(numbers == text)
-        if not len(found):
-            raise ValueError(f"there is no text {text!r}: the store has {self.n_texts}, see its examples")
-        rows = np.arange(self.n_rows)[start[found[0]] : stop[found[0]]]
+        at = np.searchsorted(numbers, text)
+        if at == len(numbers) or numbers[at] != text:
+            return {site: torch.empty(0, self.width(site)) for site in wanted}
+        rows = np.arange(start[at], stop[at])
         return {site: self._read(site, rows).float() for site in wanted}
 
     def pooled(self, site: str, tokens: str = "last") -> tuple[Float32[Tensor, "text d"], pd.DataFrame]:
-        """One row a text, and the frame of texts that it is aligned with.
+        """One row a text, and the frame of texts that it is aligned with (those that have rows).
 
         Args:
             site: full name or shorthand.
-            tokens: of the kept tokens of each text the "last", the "first", or the "mean" over the typical ones.
+            tokens: of the kept tokens of each text the "last", the "first", or the "mean" over the typical ones; a
+                recorded rule that kept one row a text, by its name; or "pick:rule" for the tokens that one of several
+                recorded rules kept, as in "mean:answer".
 
         Raises:
-            ValueError: tokens that were not recorded; a text without typical rows for the mean; NaN.
+            ValueError: tokens that were not recorded; a text without a row, or without typical rows for the mean; NaN.
         """
-        site, kept = self._site(site), self.card["tokens"]
-        possible = (kept,) if kept in POOLING else POOLING
-        if tokens not in possible:
-            raise ValueError(
-                f"tokens={tokens!r} cannot be read from a store that kept tokens={kept!r}: it has "
-                f"{', '.join(map(repr, possible))}; record with tokens='all' for the others"
-            )
-        _, start, stop = self._texts
-        if tokens == "mean":
-            pooled = self._mean_of_typical(site)
-        else:
-            pooled = self.rows(site, stop - 1 if tokens == "last" else start)
+        site = self._site(site)
+        pooled = pooling.pooled_rows(self, site, tokens)
         if not bool(torch.isfinite(pooled).all()):
             raise ValueError(f"{site} holds NaN or infinite values: store.verify() lists what is damaged")
-        return pooled, self.examples
+        return pooled, self._examples.loc[self._texts[0]]
 
     def batches(
         self,
-        site: str,
+        site: str | Sequence[str],
         size: int = 4096,
         seed: int = 0,
         typical: bool = True,
         rows: Any = None,
         epochs: int | None = 1,
         drop_last: bool = False,
-    ) -> Batches:
+        rank: int = 0,
+        world_size: int = 1,
+        prefetch: bool = True,
+        block: int | None = None,
+    ) -> Batches[Any]:
         """Shuffled rows of a site as Float32 [size, d], mixed over the whole store; see `Batches` for state and resume.
 
         Args:
-            site: full name or shorthand.
+            site: full name or shorthand; a list of them for batches {full name: Float32 [size, d]} of the same rows.
             size: rows in a batch; the last of an epoch is smaller, or left out with `drop_last`.
             seed: decides the order.
-            typical: leave out special tokens, first tokens and outliers.
+            typical: leave out special tokens, first tokens and outliers (with several sites: of any of them).
             rows: restrict to these rows (as in `rows`), for a held-out part.
             epochs: passes over the rows, None for no end.
+            rank, world_size: number of this process, and how many share the rows. In an epoch the ranks have no row in
+                common and all the same number of batches of the same sizes; of all rows at most a block a rank is left
+                out, other ones in each epoch. `size` is that of each rank.
+            prefetch: let a thread read ahead.
+            block: neighbouring rows that are read in one go and stay together until they are mixed in a window of 32 MB.
+                1 is a permutation of all rows; larger ones read a cold disk or an object store faster and mix less (how
+                much: `interp.store.batches`). None is 1 up to 4 GB of rows on this machine's disk, else 64.
 
         Raises:
-            ValueError: an unknown site, a size, seed or number of epochs out of range, or no row left.
+            ValueError: an unknown site, a number out of range, no row left, or too few for `world_size`.
         """
-        site = self._site(site)
-        for name, value, least in (("size", size, 1), ("seed", seed, 0), ("epochs", epochs, 1)):
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+        self._finished()
+        joint = not isinstance(site, str)
+        names = list(dict.fromkeys(map(self._site, site))) if joint else [self._site(site)]
+        if not names:
+            raise ValueError("no site was asked for: pass one, or a list of them")
         chosen = np.zeros(self.n_rows, dtype=bool)
-        chosen[slice(None) if rows is None else self._row_numbers(rows)] = True
-        if typical:
-            chosen &= self.typical(site)
+        chosen[row_numbers(rows, self.n_rows)] = True
+        for name in names if typical else ():
+            chosen &= self.typical(name)
         if not chosen.any():
-            raise ValueError(f"no row of {site} is left: typical={typical} and rows= leave out all {self.n_rows}")
+            raise ValueError(
+                f"no row of {', '.join(names)} is left: typical={typical} and rows= leave out all {self.n_rows}"
+            )
+        widths = [self.width(name) for name in names]
+        row_bytes = sum(widths) * files.DTYPES[self.dtype].itemsize
+        if block is None:
+            single = is_local(self.path) and self._whole.n_rows * row_bytes <= batching.SINGLE_ROWS_BYTES
+            block = 1 if single else batching.BLOCK_ROWS
+
+        def read(index: Int[np.ndarray, " n"]) -> Any:
+            return {name: self._read(name, index) for name in names} if joint else self._read(names[0], index)
+
         return Batches(
-            functools.partial(self._read, site),
-            np.flatnonzero(chosen),
-            site=site,
-            d=self.width(site),
-            row_bytes=self.width(site) * files.DTYPES[self.dtype].itemsize,
-            size=size,
-            seed=seed,
-            epochs=epochs,
-            drop_last=drop_last,
-        )
+            read, np.flatnonzero(chosen), site=names if joint else names[0], d=widths if joint else widths[0],
+            row_bytes=row_bytes, size=size, seed=seed, epochs=epochs, drop_last=drop_last, block=block, rank=rank,
+            world_size=world_size, prefetch=prefetch,
+        )  # fmt: skip
+
+    def to_torch(self, site: str, rows: Any = None) -> Float32[Tensor, "n d"]:
+        """Rows of a site (as in `rows`, None for all). ValueError where they take more than the free memory."""
+        return convert.to_torch(self, self._site(site), row_numbers(rows, self.n_rows))
+
+    def to_numpy(self, site: str, rows: Any = None) -> Float32[np.ndarray, "n d"]:
+        """As `to_torch`, as an array."""
+        return self.to_torch(site, rows).numpy()
+
+    def to_pandas(self, site: str, rows: Any = None) -> pd.DataFrame:
+        """As `to_torch`, as a frame with columns 0 to d - 1, indexed by text and position."""
+        return convert.to_pandas(self, self._site(site), row_numbers(rows, self.n_rows))
+
+    def to_arrow(self, site: str, rows: Any = None) -> pa.Table:
+        """As `to_torch`, as a table: the columns of `tokens`, and `acts` as fixed_size_list<float>[d]."""
+        return convert.to_arrow(self, self._site(site), row_numbers(rows, self.n_rows), self._columns(None))
+
+    # ------------------------------------------------------------------------------------------------------ views
+
+    def select(self, query: str | Any = None, *, texts: Any = None, rows: Any = None) -> "Store":
+        """A view of some rows, with all that a store can; nothing is copied. What is given must all hold.
+
+        Texts keep their numbers; those without a row in the view are not in it. Rows are counted anew, in their order.
+
+        Args:
+            query: a pandas query over the columns of `tokens` and `examples`, such as
+                "label == 1 and position > 3 and string.str.contains('Paris')". `text` is the text's number, `string` the
+                text; where both frames have a name it is the token's, and `example_<name>` the example's.
+            texts: numbers of texts.
+            rows: rows, as in `rows`.
+
+        Raises:
+            ValueError: nothing was given; no such text or row; a query that is refused (see `interp.store.query`); no row
+                fulfils all. The message says what the columns hold.
+        """
+        found = Store(self.path, self.card, self._shards)
+        chosen = view.choose_rows(self, query, texts, rows)
+        found._whole, found._chosen = self._whole, chosen if self._chosen is None else self._chosen[chosen]
+        return found
 
     # ----------------------------------------------------------------------------------------------------- checks
 
     def verify(self) -> pd.DataFrame:
-        """Read every byte and compare: a row per problem (shard, file, problem), no row if the store is whole."""
-        found: list[tuple[int, str, str]] = []
-        for index in range(self.card["shards"]):
-            try:
-                shard = find_shard(self.path / SHARDS / f"{index:06d}")
-            except ValueError as error:
-                found.append((index, "shard.json", str(error)))
-                continue
-            problems = [("shard.json", "not recorded, or gone")] if shard is None else shard.problems()
-            found += [(index, name, problem) for name, problem in problems]
-        return pd.DataFrame(found, columns=pd.Index(["shard", "file", "problem"]))
+        """Read every byte and compare: a row per problem (shard, file, problem), no row if the store is whole. A view
+        verifies the whole store."""
+        return pd.DataFrame(parts.problems(self.path), columns=pd.Index(["shard", "file", "problem"]))
 
     def check_model(self, model: Any) -> None:
         """Refuse a model that did not make this store. ValueError says whether weights or tokenizer differ."""
@@ -265,80 +338,63 @@ class Store:
 
     # ---------------------------------------------------------------------------------------------------- helpers
 
-    def _finished(self) -> list[Shard]:
+    def _finished(self) -> list[JoinedShard]:
         if not self._shards:
             raise ValueError(f"{self.path} has no finished shard yet: record again to go on with it")
         return self._shards
 
-    @functools.cached_property
-    def _examples(self) -> pd.DataFrame:
-        frame = pa.concat_tables([shard.examples() for shard in self._finished()]).to_pandas().set_index("text_index")
-        return frame.rename_axis(index=None)
+    def _site(self, site: str) -> str:
+        return find_site(site, self.sites)
+
+    def _columns(self, names: list[str] | None) -> pa.Table:
+        """Columns of tokens, None for all but those of one site."""
+        table = pa.concat_tables([s.tokens(names) for s in self._finished()], promote_options="permissive")
+        return table if self._chosen is None else table.take(pa.array(self._chosen))
 
     @functools.cached_property
     def _tokens(self) -> pd.DataFrame:
-        return pa.concat_tables([shard.tokens() for shard in self._finished()]).to_pandas()
+        if self._chosen is not None:
+            return self._whole._tokens.iloc[self._chosen].reset_index(drop=True)
+        return self._columns(None).to_pandas()
+
+    @functools.cached_property
+    def _examples(self) -> pd.DataFrame:
+        if self._chosen is not None:
+            return self._whole._examples.loc[self._texts[0]]
+        table = pa.concat_tables([s.examples() for s in self._finished()], promote_options="permissive")
+        kept = [name for name in table.column_names if name != TOKEN_IDS]
+        return table.select(kept).to_pandas().set_index("text_index").rename_axis(index=None)
 
     @functools.cached_property
     def _texts(self) -> tuple[Int[np.ndarray, " text"], Int[np.ndarray, " text"], Int[np.ndarray, " text"]]:
-        """Number, first row, and one past the last row of each text."""
+        """Number, first row, and one past the last row of each text that has rows."""
         text = self._tokens["text"].to_numpy()
         start = np.flatnonzero(np.diff(text, prepend=-1))
         return text[start], start, np.append(start[1:], len(text))
 
-    def _merged_stats(self, sites: list[str]) -> dict[str, SiteStats]:
-        parts = [shard.stats(sites) for shard in self._finished()]
-        return {site: functools.reduce(SiteStats.merge, (part[site] for part in parts)) for site in sites}
+    def _shard_of(self, text: int) -> JoinedShard:
+        shard = next((s for s in self._shards if 0 <= text - s.first_text < s.n_texts), None)
+        if shard is None or (self._chosen is not None and text not in self._examples.index):
+            raise ValueError(f"there is no text {text!r}: the store has {self.n_texts}, see its examples")
+        return shard
 
-    def _site(self, site: str) -> str:
-        if site in self.shapes:
-            return site
-        try:
-            found = site_names.expand(site, self.sites)
-        except ValueError as error:
-            have = ", ".join(map(site_names.short_name, self.sites[:8])) + " ..." * (len(self.sites) > 8)
-            raise ValueError(f"{site!r} is not in this store, which has {have}: {error}") from None
-        if len(found) != 1:
-            raise ValueError(f"{site!r} names {len(found)} sites, one is needed here, for example {found[0]!r}")
-        return found[0]
-
-    def _row_numbers(self, index: Any) -> Int[np.ndarray, " n"]:
-        if isinstance(index, slice):
-            return np.arange(self.n_rows)[index]
-        wanted = np.atleast_1d(np.asarray(index))
-        if wanted.dtype == bool and wanted.shape == (self.n_rows,):
-            return np.flatnonzero(wanted)
-        if not wanted.size:
-            return np.empty(0, dtype=np.int64)
-        if wanted.ndim != 1 or not np.issubdtype(wanted.dtype, np.integer):
-            raise ValueError(
-                f"rows are chosen by integers or by a boolean mask with {self.n_rows} entries, got {wanted.dtype} "
-                f"{wanted.shape}"
-            )
-        if wanted.min() < 0 or wanted.max() >= self.n_rows:
-            raise ValueError(f"rows go from 0 to {self.n_rows - 1}, asked for {wanted.min()} to {wanted.max()}")
-        return wanted.astype(np.int64)
+    def _add_stats(self, sites: list[str]) -> None:
+        """Let the statistics of sites be known."""
+        missing = [site for site in sites if site not in self._stats]
+        if self._chosen is not None:
+            for site in missing:
+                norms = self._whole.stats(site).outlier_norms
+                self._stats[site] = view.stats_of_rows(functools.partial(self._read, site), self.typical(site), norms)
+        elif missing:
+            found = [shard.stats(missing) for shard in self._finished()]
+            self._stats |= {site: functools.reduce(SiteStats.merge, (part[site] for part in found)) for site in missing}
 
     def _read(self, site: str, index: Int[np.ndarray, " n"]) -> Shaped[Tensor, "n d"]:
         """Rows `index` (ascending, in range) in the dtype of the disk."""
+        index = index if self._chosen is None else self._chosen[index]
         out = torch.empty(len(index), self.width(site), dtype=files.DTYPES[self.dtype])
         cuts = np.searchsorted(index, self._starts).tolist()
         for shard, start, a, b in zip(self._shards, self._starts.tolist(), cuts, cuts[1:]):
             if b > a:
                 shard.read_rows(site, index[a:b] - start, out[a:b])
         return out
-
-    def _mean_of_typical(self, site: str) -> Float32[Tensor, "text d"]:
-        typical, (numbers, start, stop) = self.typical(site), self._texts
-        text_of_row = np.repeat(np.arange(len(numbers)), stop - start)
-        counts = np.bincount(text_of_row[typical], minlength=len(numbers))
-        if not counts.all():
-            raise ValueError(
-                f"text {numbers[np.argmin(counts)]} has no typical token (each is special, its first one or an "
-                "outlier), so it has no mean: leave it out, or use tokens='last'"
-            )
-        sums = torch.zeros(len(numbers), self.width(site), dtype=torch.float64)
-        for first, last in zip(self._starts[:-1], self._starts[1:]):  # a shard at a time bounds the memory
-            rows = first + np.flatnonzero(typical[first:last])
-            sums.index_add_(0, torch.from_numpy(text_of_row[rows]), self._read(site, rows).double())
-        return (sums / torch.from_numpy(counts)[:, None]).float()

@@ -3,9 +3,11 @@
 Writing:
 1. In a hidden folder beside the target, one file a site, each with its statistics, written and flushed in parallel
    (one after the other costs a third of the speed).
-2. tokens.parquet, which needs every site's outliers, examples.parquet and stats.safetensors.
+2. tokens.parquet, which needs every site's outliers and norms, examples.parquet, stats.safetensors and, where asked
+   for, head_stats.safetensors.
 3. shard.json with the size and hash of each file, last; a folder without it is no shard.
-4. The folder is renamed into place.
+4. The folder is renamed into place. Where fsspec reaches the place, nothing can be renamed: there the files are sent
+   under their final names, and shard.json, which comes last, decides alone.
 
 Reading checks a file's size against shard.json first; `Shard.problems` checks the hashes too.
 """
@@ -15,30 +17,39 @@ import secrets
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Bool, Float, Int
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+import torch
+import xxhash
+from jaxtyping import Bool, Float, Float32, Int
+from safetensors.torch import save
 from torch import Tensor
 
-from interp import artifact
 from interp.store import files
+from interp.store.place import Place, file_sizes, is_local, names
 from interp.store.stats import Moments, NormHistogram, SiteStats, site_stats
 
-FORMAT = 1
+FORMAT = 2
 """Version of the store format. A reader refuses a newer one, and reads every older one."""
 EXAMPLES, TOKENS, STATS, CARD = "examples.parquet", "tokens.parquet", "stats.safetensors", "shard.json"
+HEAD_STATS = "head_stats.safetensors"
+HEAD_KINDS = ("entropy", "first")
+"""Entropy of a head's attention (nats), and its share that goes to the first token of the text."""
 _WRITERS = 8
 
 
 def outlier_column(site: str) -> str:
     """The column of tokens.parquet that says where a site's row is an outlier."""
     return f"is_outlier:{site}"
+
+
+def norm_column(site: str) -> str:
+    """The column of tokens.parquet with the norms of a site's rows; stores of format 1 have none."""
+    return f"norm:{site}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,22 +61,42 @@ class ShardData:
     examples: pa.Table
     """A row per text: text_index, text, label, group, split, further columns."""
     tokens: pa.Table
-    """A row per kept token: text (its text_index), position, token_id, is_bos, is_special, is_first, signals."""
-    acts: Mapping[str, Float[Tensor, "row d"]]
+    """A row per kept token: text (its text_index), position, token_id, is_bos, is_special, is_first, rules, signals."""
+    acts: Mapping[str, Float[Tensor, "_row d"]]
     """Full site name -> rows, in the dtype of the disk."""
+    head_stats: Mapping[str, Float32[Tensor, "_row head"]] = field(default_factory=dict)
+    """`blocks.{l}/entropy` (nats) and `blocks.{l}/first` (share of the text's first token) of each head's attention."""
+
+    def __post_init__(self) -> None:
+        n_rows = self.tokens.num_rows
+        for name, values in {**self.acts, **self.head_stats}.items():
+            if len(values) != n_rows:
+                raise ValueError(f"{name} has {len(values)} rows, but there are {n_rows} kept tokens")
+        for name, values in self.head_stats.items():
+            if not bool(torch.isfinite(values).all()):
+                raise ValueError(f"{name} holds NaN or infinite values: it cannot be stored")
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
 
 
-def write_shard(shards: Path, data: ShardData) -> Path:
+def write_shard(shards: Place, data: ShardData) -> Place:
     """Write a shard into the folder `shards`; its own folder. One that another writer finished meanwhile is kept.
 
     Raises:
         OSError: the disk is full or the folder not writable; nothing of the shard is left behind.
     """
     target = shards / f"{data.index:06d}"
-    building = shards / f".{target.name}.{secrets.token_hex(6)}.part"
+    if is_local(target):
+        _write_and_rename(target, data)
+    elif not (target / CARD).is_file():
+        files.make_folder(target)
+        _fill(target, data)
+    return target
+
+
+def _write_and_rename(target: Path, data: ShardData) -> None:
+    building = target.parent / f".{target.name}.{secrets.token_hex(6)}.part"
     building.mkdir()
     try:
         _fill(building, data)
@@ -77,52 +108,73 @@ def write_shard(shards: Path, data: ShardData) -> Path:
         except OSError:
             if not (target / CARD).is_file():
                 raise
-        files.sync_folder(shards)
+        files.sync_folder(target.parent)
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    return target
 
 
-def _fill(folder: Path, data: ShardData) -> None:
+def _fill(folder: Place, data: ShardData) -> None:
     flags = [data.tokens.column(name).to_numpy() for name in ("is_special", "is_first")]
     ordinary = ~(flags[0] | flags[1])
 
-    def write_site(site: str) -> tuple[dict[str, Any], SiteStats, Bool[np.ndarray, " row"]]:
+    def write_site(site: str) -> tuple[dict[str, Any], tuple[SiteStats, Any, Any]]:
         acts = data.acts[site]
-        stats, outlier = site_stats(acts, ordinary)
-        return (
-            files.write_durably(folder / f"{site}.safetensors", files.tensor_bytes(acts, {"site": site})),
-            stats,
-            outlier,
-        )
+        found = site_stats(acts, ordinary)
+        record = files.write_durably(folder / f"{site}.safetensors", files.tensor_bytes(acts, {"site": site}))
+        return record, found
 
     def write(entry: tuple[str, bytes]) -> tuple[str, dict[str, Any]]:
         return entry[0], files.write_durably(folder / entry[0], entry[1])
 
     with ThreadPoolExecutor(_WRITERS, thread_name_prefix="shard") as pool:
         done = dict(zip(data.acts, pool.map(write_site, data.acts)))
-        stats = {site: result[1] for site, result in done.items()}
-        tokens = _with_outliers(data.tokens, {site: result[2] for site, result in done.items()})
-        tables = [(EXAMPLES, files.table_bytes(data.examples)), (TOKENS, files.table_bytes(tokens))]
-        records = dict(pool.map(write, [*tables, (STATS, save(_stats_to_tensors(stats)))]))
-    records |= {f"{site}.safetensors": result[0] for site, result in done.items()}
+        stats = {site: found[0] for site, (_, found) in done.items()}
+        outliers = {site: found[1] for site, (_, found) in done.items()}
+        tokens = _with_norms(data.tokens, outliers, {site: found[2] for site, (_, found) in done.items()})
+        others = {
+            EXAMPLES: files.table_bytes(data.examples),
+            TOKENS: files.table_bytes(tokens),
+            STATS: save(_stats_to_tensors(stats)),
+        }
+        if data.head_stats:
+            others[HEAD_STATS] = save({name: values.contiguous() for name, values in data.head_stats.items()})
+        records = dict(pool.map(write, others.items()))
+    records |= {f"{site}.safetensors": record for site, (record, _) in done.items()}
     card = {
         "format": FORMAT,
         "index": data.index,
         "first_text": data.examples.column("text_index")[0].as_py(),
         "texts": data.examples.num_rows,
         "rows": data.tokens.num_rows,
+        "rows_hash": _rows_hash(data.tokens),
         "files": records,
         "sites": {site: _summary(both) for site, both in stats.items()},
     }
-    artifact.write_json(folder / CARD, files.sealed(card))
+    if data.head_stats:
+        card["head_layers"] = sorted({int(name.split("/")[0].removeprefix("blocks.")) for name in data.head_stats})
+    files.write_sealed(folder / CARD, card)
 
 
-def _with_outliers(tokens: pa.Table, outliers: Mapping[str, Bool[np.ndarray, " row"]]) -> pa.Table:
+def _with_norms(
+    tokens: pa.Table, outliers: Mapping[str, Bool[np.ndarray, " row"]], norms: Mapping[str, Float[np.ndarray, " row"]]
+) -> pa.Table:
     tokens = tokens.append_column("is_outlier", pa.array(np.logical_or.reduce(list(outliers.values()))))
     for site, outlier in outliers.items():
         tokens = tokens.append_column(outlier_column(site), pa.array(outlier))
+    for site, norm in norms.items():
+        tokens = tokens.append_column(norm_column(site), pa.array(norm.astype(np.float32)))
     return tokens
+
+
+def _rows_hash(tokens: pa.Table) -> str:
+    """What two shards share whose rows are the same tokens of the same texts."""
+    state = xxhash.xxh3_64()
+    for name in _ROW_COLUMNS:
+        state.update(np.ascontiguousarray(tokens.column(name).to_numpy(), dtype="<i8").tobytes())
+    return state.hexdigest()
+
+
+_ROW_COLUMNS = ("text", "position", "token_id")
 
 
 def _summary(stats: SiteStats) -> dict[str, Any]:
@@ -153,7 +205,7 @@ def _stats_to_tensors(stats: Mapping[str, SiteStats]) -> dict[str, Tensor]:
 class Shard:
     """A finished shard on the disk. Nothing stays open between two calls."""
 
-    folder: Path
+    folder: Place
     """Its folder."""
     card: dict[str, Any]
     """The content of shard.json."""
@@ -183,24 +235,59 @@ class Shard:
         return files.read_table(self._checked(EXAMPLES))
 
     def tokens(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The table of kept tokens: some columns, or all but the outliers of each site."""
-        path = self._checked(TOKENS)
-        if columns is None:
-            columns = [name for name in files.table_columns(path) if not name.startswith(outlier_column(""))]
-        return files.read_table(path, columns)
+        """The table of kept tokens: some columns, or all but the outliers and norms of each site.
+
+        Raises:
+            ValueError: a column that it does not have; a store of format 1 has no norms.
+        """
+        if self.card["format"] < 2 and any(name.startswith(norm_column("")) for name in columns or ()):
+            raise ValueError(
+                f"{self.folder} was written in format 1, which keeps no norms: compute them from the rows, or record "
+                "again at another path"
+            )
+        return files.read_table(self._checked(TOKENS), columns, but=(outlier_column(""), norm_column("")))
 
     def read_rows(self, site: str, index: Int[np.ndarray, " n"], out: Float[Tensor, "n d"]) -> None:
         """Read rows of a site, `index` ascending, into `out`, which has the dtype of the disk."""
-        files.read_rows(self._checked(f"{site}.safetensors"), self.n_rows, index, out)
+        name = f"{site}.safetensors"
+        # Elsewhere than on this machine asking for the size costs as much as the rows, and a short file shows anyway.
+        path = self._checked(name) if is_local(self.folder) else self.folder / name
+        files.read_rows(path, self.n_rows, index, out, self.card["files"][name]["bytes"])
 
     def stats(self, sites: Iterable[str]) -> dict[str, SiteStats]:
         """Statistics of sites."""
-        path = self._checked(STATS)
-        try:
-            tensors = load_file(path)
-            return {site: self._site_stats(site, tensors) for site in sites}
-        except (SafetensorError, KeyError) as error:
-            raise ValueError(f"{path} cannot be read ({error}): store.verify() lists what is damaged") from None
+        wanted = list(sites)
+        tensors = files.read_tensors(
+            self._checked(STATS),
+            [f"{site}/{part}/{name}" for site in wanted for part in ("all", "typical") for name in _STATS_TENSORS],
+        )
+        return {site: self._site_stats(site, tensors) for site in wanted}
+
+    def head_stats(self, layer: int) -> dict[str, Float32[Tensor, "row head"]]:
+        """Of each row and head of a layer the "entropy" of its attention (nats), and the share of it that goes to the
+        "first" token of the text.
+
+        Raises:
+            ValueError: they were not recorded, or not of this layer.
+        """
+        if HEAD_STATS not in self.card["files"]:
+            raise ValueError(f"{self.folder} has no head statistics: record with head_stats=True")
+        if layer not in self.card["head_layers"]:
+            raise ValueError(
+                f"no head statistics of layer {layer!r} were recorded: there are {self.card['head_layers']}"
+            )
+        names_of = {f"blocks.{layer}/{kind}": kind for kind in HEAD_KINDS}
+        tensors = files.read_tensors(self._checked(HEAD_STATS), names_of)
+        return {kind: tensors[name] for name, kind in names_of.items()}
+
+    @property
+    def sites(self) -> list[str]:
+        """Full names of its sites."""
+        return list(self.card["sites"])
+
+    def rows_hash(self) -> str:
+        """A hash over text, position and token of each row: equal where the rows are the same."""
+        return self.card.get("rows_hash") or _rows_hash(self.tokens(_ROW_COLUMNS))
 
     def _site_stats(self, site: str, tensors: Mapping[str, Tensor]) -> SiteStats:
         summary = self.card["sites"][site]
@@ -214,13 +301,14 @@ class Shard:
 
     def cut_off(self) -> list[str]:
         """Names of the files that are missing or have another size than was written."""
-        return [name for name in self.card["files"] if self._size(name) != self.card["files"][name]["bytes"]]
+        sizes = file_sizes(self.folder)
+        return [name for name, record in self.card["files"].items() if sizes.get(name) != record["bytes"]]
 
     def problems(self) -> list[tuple[str, str]]:
         """(file, problem) for every file that is not byte for byte what was written."""
-        found = []
+        found, sizes = [], file_sizes(self.folder)
         for name, record in sorted(self.card["files"].items()):
-            size = self._size(name)
+            size = sizes.get(name)
             if size is None:
                 found.append((name, "missing"))
             elif size != record["bytes"]:
@@ -229,12 +317,12 @@ class Shard:
                 found.append((name, "content changed since it was written (hash differs)"))
         return found
 
-    def _size(self, name: str) -> int | None:
-        path = self.folder / name
-        return path.stat().st_size if path.is_file() else None
-
-    def _checked(self, name: str) -> Path:
-        path, expected, size = self.folder / name, self.card["files"][name]["bytes"], self._size(name)
+    def _checked(self, name: str) -> Place:
+        path, expected = self.folder / name, self.card["files"][name]["bytes"]
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            size = None
         if size != expected:
             state = "missing" if size is None else f"{size} bytes long, but {expected} were written"
             raise ValueError(
@@ -244,23 +332,33 @@ class Shard:
         return path
 
 
-def find_shard(folder: Path) -> Shard | None:
+def find_shard(folder: Place) -> Shard | None:
     """The shard in a folder; None where there is no shard.json: then it is no shard (yet).
 
     Raises:
         ValueError: shard.json is damaged, or of a newer format.
     """
-    if not (folder / CARD).is_file():
+    return shard_of(folder, *files.read_all([folder / CARD]))
+
+
+def shard_of(folder: Place, data: bytes | None) -> Shard | None:
+    """As `find_shard`, from the content of shard.json; None where there is none."""
+    if data is None:
         return None
-    card = files.read_sealed(folder / CARD)
+    card = files.unsealed(folder / CARD, data)
     if card["format"] > FORMAT:
         raise ValueError(f"{folder} has format {card['format']}, newer than the {FORMAT} known here: update interp")
     return Shard(folder, card)
 
 
-def leftovers(shards: Path) -> list[Path]:
-    """Half-made folders of writers that were killed."""
-    return sorted(shards.glob(".*.part"))
+def shard_folders(shards: Place) -> list[Place]:
+    """Folders of shards, in order, whole or not."""
+    return [shards / name for name in names(shards) if name.isdigit()]
+
+
+def leftovers(shards: Place) -> list[Path]:
+    """Half-made folders of writers that were killed. Where nothing is renamed, there are none."""
+    return sorted(shards.glob(".*.part")) if is_local(shards) else []
 
 
 def site_shapes(store_card: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -4,7 +4,9 @@ A *typical* row is neither a special token, nor the first token of its text, nor
 median norm of the rows that are neither special nor first. The first token is a sink in most models; its norm can be
 a hundred times that of the others, and then it alone decides a mean, a variance or a principal component.
 
-1. Each shard computes count, mean and M2 (the sum of squared deviations) in float64.
+1. Each shard computes count, mean and M2 (the sum of squared deviations) in float64, in one pass over its rows:
+   deviations are taken from the mean of a few rows, which is near enough for their squares to lose nothing. Outliers
+   are known only after the pass, so the few blocks that hold one are summed again.
 2. Two parts merge by the update of Chan, Golub and LeVeque (1983), "Algorithms for computing the sample variance".
 3. Norms go into a histogram with fixed bins, 128 to each doubling, so any two merge exactly; a quantile is then known
    within 0.3 %.
@@ -22,8 +24,11 @@ OUTLIER_FACTOR = 10.0
 """A row is an outlier if its norm is over this many times the median norm."""
 BINS_PER_OCTAVE = 128
 _ZERO_BIN = -(1 << 40)
-_ROWS_AT_ONCE = 256
-"""Rows in float64 that stay in the processor's cache; one large copy costs more than the arithmetic on it."""
+_BLOCK = 32_000
+"""Numbers in float64 that are worked on at a time. They stay in the processor's cache; and torch leaves fewer than
+32,768 to the thread that asks, so a writer beside a forward pass takes no core from it."""
+_SAMPLE_ROWS = 64
+"""Rows whose mean deviations are taken from."""
 
 Rows = Float[Tensor, "row d"] | Float[np.ndarray, "row d"]
 
@@ -88,32 +93,32 @@ class Moments:
     """Euclidean norms of the rows."""
 
     @classmethod
-    def of(
-        cls,
-        rows: Rows,
-        norms: Float[np.ndarray, " row"] | None = None,
-        chosen: Bool[np.ndarray, " row"] | None = None,
-    ) -> "Moments":
+    def of(cls, rows: Rows, chosen: Bool[np.ndarray, " row"] | None = None) -> "Moments":
         """Compute from rows, a block at a time, in float64.
 
         Args:
             rows: tensor or array [row d].
-            norms: their norms, if they are known.
             chosen: which rows count, None for all.
         """
         rows = torch.as_tensor(rows)
-        norms = row_norms(rows) if norms is None else norms
-        chosen = np.ones(len(rows), dtype=bool) if chosen is None else chosen
-        count, mean, M2 = 0, np.full(rows.shape[1], np.nan), np.zeros(rows.shape[1])
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
-            some = torch.from_numpy(chosen[start : start + _ROWS_AT_ONCE])
-            block = rows[start : start + _ROWS_AT_ONCE][some].double().numpy()
-            if len(block):
-                block_mean = block.mean(axis=0)
-                block -= block_mean
-                block_M2 = np.einsum("rd,rd->d", block, block)
-                count, mean, M2 = _combine(count, mean, M2, len(block), block_mean, block_M2)
-        return cls(count, torch.from_numpy(mean), torch.from_numpy(M2), NormHistogram.of(norms[chosen]))
+        if chosen is not None:
+            rows = rows[torch.from_numpy(np.flatnonzero(chosen))]
+        every = np.ones(len(rows), dtype=bool)
+        centre = _near_mean(rows, every)
+        norms, sums = _sweep(rows, every, centre)
+        return cls._of_sums(centre, sums, norms)
+
+    @classmethod
+    def _of_sums(
+        cls, centre: Float64[Tensor, " d"], sums: Float64[Tensor, "2 block d"], norms: Float64[np.ndarray, " row"]
+    ) -> "Moments":
+        """From what `_sweep` gave; the norms are those of the rows that count."""
+        count, (first, second) = len(norms), sums.sum(1)
+        if not count:
+            return cls(0, torch.full_like(centre, torch.nan), torch.zeros_like(centre), NormHistogram.of(norms))
+        # Of equal rows the difference is zero but for rounding, which may fall below.
+        M2 = (second - first * first / count).clamp_min(0.0)
+        return cls(count, centre + first / count, M2, NormHistogram.of(norms))
 
     def merge(self, other: "Moments") -> "Moments":
         """The moments of both sets of rows."""
@@ -175,17 +180,16 @@ class SiteStats:
 def row_norms(rows: Rows) -> Float64[np.ndarray, " row"]:
     """Euclidean norm of each row, accumulated in float64."""
     rows = torch.as_tensor(rows)
-    norms = np.empty(len(rows))
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        block = rows[start : start + _ROWS_AT_ONCE].double().numpy()
-        norms[start : start + _ROWS_AT_ONCE] = np.sqrt(np.einsum("rd,rd->r", block, block))
-    return norms
+    norms = torch.empty(len(rows), dtype=torch.float64)
+    for part in _blocks(rows):
+        torch.linalg.vector_norm(rows[part].double(), dim=1, out=norms[part])
+    return norms.numpy()
 
 
 def site_stats(
     rows: Float[Tensor, "row d"], ordinary: Bool[np.ndarray, " row"]
-) -> tuple[SiteStats, Bool[np.ndarray, " row"]]:
-    """Statistics of one shard's rows, and which rows are outliers.
+) -> tuple[SiteStats, Bool[np.ndarray, " row"], Float64[np.ndarray, " row"]]:
+    """Statistics of one shard's rows, which rows are outliers, and the norm of each row.
 
     Args:
         rows: as they stand on the disk.
@@ -194,12 +198,57 @@ def site_stats(
     Raises:
         ValueError: NaN or infinity in a row.
     """
-    norms = row_norms(rows)
+    centre = _near_mean(rows, ordinary)
+    norms, sums = _sweep(rows, ordinary, centre)
     if not np.isfinite(norms).all():
         raise ValueError(f"row {int(np.argmin(np.isfinite(norms)))} holds NaN or infinite values: it cannot be stored")
     median = float(np.median(norms[ordinary])) if ordinary.any() else 0.0
     threshold = OUTLIER_FACTOR * median if median else None
     outlier = norms > threshold if threshold is not None else np.zeros(len(norms), dtype=bool)
-    typical = Moments.of(rows, norms, ordinary & ~outlier)
-    rest = Moments.of(rows, norms, ~(ordinary & ~outlier))
-    return SiteStats(typical.merge(rest), typical, (threshold,)), outlier
+    chosen = ordinary & ~outlier
+    for block, part in enumerate(_blocks(rows)):
+        if (ordinary[part] & outlier[part]).any():
+            sums[:, block] = _sweep(rows[part], chosen[part], centre)[1][:, 0]
+    typical = Moments._of_sums(centre, sums, norms[chosen])
+    return SiteStats(typical.merge(Moments.of(rows, ~chosen)), typical, (threshold,)), outlier, norms
+
+
+def _blocks(rows: Rows) -> list[slice]:
+    """The rows in pieces of about `_BLOCK` numbers."""
+    size = max(1, _BLOCK // max(1, rows.shape[1]))
+    return [slice(start, start + size) for start in range(0, len(rows), size)]
+
+
+def _near_mean(rows: Float[Tensor, "row d"], chosen: Bool[np.ndarray, " row"]) -> Float64[Tensor, " d"]:
+    """The mean of a few of the chosen rows, evenly spread, without outliers: zeros if none is chosen.
+
+    It is rounded to float32, so that rows which are all equal deviate by exactly zero.
+    """
+    d = rows.shape[1]
+    at = np.flatnonzero(chosen)
+    if not len(at):
+        return torch.zeros(d, dtype=torch.float64)
+    most = min(_SAMPLE_ROWS, max(1, _BLOCK // max(1, d)))
+    few = rows[torch.from_numpy(at[:: -(-len(at) // most)])].double()
+    norms = torch.linalg.vector_norm(few, dim=1)
+    return few[norms <= OUTLIER_FACTOR * norms.median()].mean(0).float().double()
+
+
+def _sweep(
+    rows: Float[Tensor, "row d"], chosen: Bool[np.ndarray, " row"], centre: Float64[Tensor, " d"]
+) -> tuple[Float64[np.ndarray, " row"], Float64[Tensor, "2 block d"]]:
+    """Norms of all rows; for each block the sum, and the sum of squares, of the chosen rows' deviations from `centre`."""
+    parts = _blocks(rows)
+    norms = torch.empty(len(rows), dtype=torch.float64)
+    sums = torch.empty(2, len(parts), rows.shape[1], dtype=torch.float64)
+    buffer = torch.empty(len(rows[parts[0]]) if parts else 0, rows.shape[1], dtype=torch.float64)
+    for part, first, second in zip(parts, *sums.unbind(), strict=True):
+        some = rows[part]
+        wide = buffer.copy_(some) if len(some) == len(buffer) else buffer[: len(some)].copy_(some)
+        torch.linalg.vector_norm(wide, dim=1, out=norms[part])
+        wide.sub_(centre)
+        if not (counted := chosen[part]).all():
+            wide.index_fill_(0, torch.from_numpy(np.flatnonzero(~counted)), 0.0)
+        torch.sum(wide, 0, out=first)
+        torch.sum(wide.square_(), 0, out=second)
+    return norms.numpy(), sums

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from interp.store import files
 from interp.store.opening import open_store
@@ -19,17 +19,20 @@ from interp.store.writer import require_room
 
 log = logging.getLogger("interp.store")
 
+_S = TypeVar("_S", bound=Store)
+
 _MEMORY = Path("/dev/shm")
 _PREFIX = "interp-store-"
 _SETTLED = 60.0
 
 
-def temporary_store(write: Callable[[Path], Any], needed: int) -> Store:
+def temporary_store(write: Callable[[Path], Any], needed: int, cls: type[_S] = Store) -> _S:
     """Make a store in a private folder that is removed with the returned object, at the latest when Python ends.
 
     Args:
         write: makes the store in the folder that it is given.
         needed: bytes that it will take, about.
+        cls: the class of the result.
     """
     parent = _parent(needed)
     _sweep(parent)
@@ -41,7 +44,7 @@ def temporary_store(write: Callable[[Path], Any], needed: int) -> Store:
     try:
         stack.enter_context(files.hold(home))  # so that no other process takes it for a leftover
         write(home / "store")
-        store = open_store(home / "store")
+        store = open_store(home / "store", cls)
     except BaseException:
         stack.close()
         raise

@@ -3,27 +3,31 @@
 1. `StoreWriter` makes the folder, or checks that what is there was recorded from the same inputs, and locks it.
 2. Leftovers of killed writers are swept; finished shards are kept and need not be computed again.
 3. `commit` hands a shard to a thread. One shard may be on its way at a time, so memory stays at two shards.
+
+What fails (a full disk, a folder that may not be written) fails the shard that was on its way, and nothing else:
+finished shards stay, the lock is free, and the error says what to do before the same call is made again.
 """
 
 import contextlib
 import errno
 import functools
 import logging
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from interp import artifact
 from interp.store import files
-from interp.store.shard import CARD, FORMAT, ShardData, find_shard, leftovers, write_shard
+from interp.store.place import Place, as_place, is_local, names
+from interp.store.shard import CARD, FORMAT, ShardData, find_shard, leftovers, shard_folders, write_shard
 
 log = logging.getLogger("interp.store")
 
 STORE_CARD, SHARDS = "store.json", "shards"
-_WHAT_COUNTS = {
+WHAT_COUNTS = {
     "model": ("model", "fingerprint"),
     "the model's dtype": ("model", "dtype"),
     "hooks on the model": ("model", "edited_at"),
@@ -34,46 +38,66 @@ _WHAT_COUNTS = {
     "bos": ("bos",),
     "long": ("long",),
     "max_length": ("max_length",),
+    "stride": ("stride",),
+    "generate": ("generate",),
     "signals": ("signals",),
+    "head statistics": ("head_stats",),
     "texts": ("texts", "hash"),
     "labels, groups or further columns": ("texts", "columns_hash"),
+    "what it is a part of": ("part",),
 }
 """What decides the content of a store: name for people -> where it stands in store.json."""
+_MENDS = {
+    errno.ENOSPC: "the disk is full; finished shards are kept, so make room and record again",
+    errno.EDQUOT: "your share of the disk is used up; finished shards are kept, so make room and record again",
+    errno.EROFS: "the file system is read-only; finished shards are kept: choose another path, or mount it for writing "
+    "and record again",
+    errno.EACCES: "it may not be written; finished shards are kept: give yourself the permission and record again, or "
+    "choose another path",
+    errno.ENOENT: "it was moved or removed while it was written: put it back and record again",
+}
+_MENDS[errno.EPERM] = _MENDS[errno.EACCES]
+"""What to do about an error of the operating system."""
 
 
 class StoreWriter:
     """The one writer of a store, for a `with` block.
 
     Args:
-        path: folder of the store; made if it is not there.
+        path: folder or URL of the store; made if it is not there.
         card: what store.json will say, see `interp.store`. Entries under `run` (how the work is cut) are taken from the
             store that is there, if there is one, since they decide the last bits of the numbers.
         resume: go on with a store that is there; False refuses one.
 
     Raises:
-        ValueError: the path is something else, holds a store of other inputs, or another process writes there.
+        ValueError: the path is something else, holds a store of other inputs or half of one of an older format, or
+            another process writes there.
+        OSError: the place cannot be written; the message says what to do.
     """
 
-    def __init__(self, path: Path, card: Mapping[str, Any], *, resume: bool = True) -> None:
-        _check_place(path, resume)
-        self.path = path
+    def __init__(self, path: str | os.PathLike[str] | Place, card: Mapping[str, Any], *, resume: bool = True) -> None:
+        self.path = as_place(path)
+        _check_place(self.path, resume)
         self._card = {"format": FORMAT, **card}
         self._stack = contextlib.ExitStack()
-        self._on_its_way: Future[Path] | None = None
+        self._on_its_way: Future[Place] | None = None
 
     def __enter__(self) -> "StoreWriter":
-        self.path.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_said_clearly(self.path))
+            files.make_folder(self.path)
             stack.enter_context(files.hold(self.path))
             begun = _has_shards(self.path)
             if begun:
                 self._card = _same_inputs(read_store_card(self.path), self._card, self.path)
-            (self.path / SHARDS).mkdir(exist_ok=True)
-            artifact.sweep_temporary(self.path / STORE_CARD)
+                _refuse_older(self._card, self.path)
+            files.make_folder(self.path / SHARDS)
+            if is_local(self.path):
+                artifact.sweep_temporary(self.path / STORE_CARD)
             for leftover in leftovers(self.path / SHARDS):
                 shutil.rmtree(leftover)
             if not begun:  # also a card that a recording left which failed before its first shard
-                artifact.write_json(self.path / STORE_CARD, files.sealed(self._card))
+                files.write_sealed(self.path / STORE_CARD, self._card)
                 files.sync_folder(self.path)
             self._pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="store-writer"))
             self._stack = stack.pop_all()
@@ -99,7 +123,7 @@ class StoreWriter:
     def finished(self) -> set[int]:
         """Numbers of the shards that are there, whole. ValueError if one is damaged."""
         found = set()
-        for folder in sorted((self.path / SHARDS).glob("[0-9]*")):
+        for folder in shard_folders(self.path / SHARDS):
             try:
                 shard = find_shard(folder)
             except ValueError as error:
@@ -125,19 +149,22 @@ class StoreWriter:
         pending, self._on_its_way = self._on_its_way, None
         if pending is None:
             return
-        try:
+        with _said_clearly(self.path):
             pending.result()
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise OSError(
-                    error.errno,
-                    "the disk is full; finished shards are kept, so make room and record again",
-                    str(self.path),
-                ) from error
+
+
+@contextlib.contextmanager
+def _said_clearly(path: Place) -> Iterator[None]:
+    """Errors of the operating system, with what to do about them."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _MENDS or not is_local(path):
             raise
+        raise OSError(error.errno, _MENDS[error.errno], str(path)) from error
 
 
-def read_store_card(path: Path) -> dict[str, Any]:
+def read_store_card(path: Place) -> dict[str, Any]:
     """The content of store.json. ValueError where it is damaged or of a newer format."""
     card = files.read_sealed(path / STORE_CARD)
     if not isinstance(card.get("format"), int) or card["format"] > FORMAT:
@@ -147,46 +174,88 @@ def read_store_card(path: Path) -> dict[str, Any]:
     return card
 
 
-def require_room(path: Path, needed: int) -> None:
-    """Refuse to start what the disk has no room for. ValueError with both numbers."""
+def require_room(
+    path: str | os.PathLike[str] | Place,
+    needed: int,
+    doing: str = "recording",
+    mend: str = "choose another path, fewer sites or texts, tokens='last', or dtype='bfloat16'",
+) -> None:
+    """Refuse to start what the disk has no room for. ValueError with both numbers.
+
+    Args:
+        path: where it is to lie, also where no folder is yet.
+        needed: bytes.
+        doing: what it is, for the message.
+        mend: what to do about it, for the message.
+    """
+    path = as_place(path)
+    if not is_local(path):
+        log.debug("%s: whether there is room for %.0f MB is not known", path, needed / 1e6)
+        return
     place = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     free = shutil.disk_usage(place).free
     if needed > free:
         raise ValueError(
-            f"recording needs about {needed / 1e6:,.0f} MB but {place} has {free / 1e6:,.0f} MB free: choose another "
-            "path, fewer sites or texts, tokens='last', or dtype='bfloat16'"
+            f"{doing} needs about {needed / 1e6:,.0f} MB but {place} has {free / 1e6:,.0f} MB free: {mend}"
         )
 
 
-def _check_place(path: Path, resume: bool) -> None:
-    if path.exists() and not path.is_dir():
+def _check_place(path: Place, resume: bool) -> None:
+    if path.is_file():
         raise ValueError(f"{path} is a file; a store is a folder: choose another path")
-    if (path / STORE_CARD).is_file():
+    there = names(path)
+    if STORE_CARD in there:
         if not resume and _has_shards(path):
             raise ValueError(f"{path} holds a store already and resume=False: choose another path, or remove it")
-    elif path.is_dir() and (foreign := sorted(p.name for p in path.iterdir() if p.name not in (SHARDS, ".lock"))):
-        foreign = [name for name in foreign if not name.endswith(".part")]
-        if foreign:
-            raise ValueError(f"{path} is not a store and not empty ({foreign[0]!r} lies there): choose another path")
+        return
+    foreign = [name for name in there if name not in (SHARDS, files.LOCK) and not name.endswith(".part")]
+    if foreign:
+        raise ValueError(f"{path} is not a store and not empty ({foreign[0]!r} lies there): choose another path")
 
 
-def _has_shards(path: Path) -> bool:
-    return any((path / SHARDS).glob(f"[0-9]*/{CARD}"))
+def _has_shards(path: Place) -> bool:
+    return any((folder / CARD).is_file() for folder in shard_folders(path / SHARDS))
 
 
-def _same_inputs(there: dict[str, Any], wanted: dict[str, Any], path: Path) -> dict[str, Any]:
+def _same_inputs(there: dict[str, Any], wanted: dict[str, Any], path: Place) -> dict[str, Any]:
     """The card that is there, if it describes the same inputs."""
-    differs = []
-    for name, keys in _WHAT_COUNTS.items():
-        old, new = (functools.reduce(lambda entry, key: entry[key], keys, card) for card in (there, wanted))
-        if old != new:
-            differs.append(f"{name} ({_say(old)} there, {_say(new)} now)")
-    if differs:
+    if differs := differences(there, wanted):
         raise ValueError(
             f"{path} was recorded from other inputs: {'; '.join(differs)}. Choose another path, or remove the folder; "
             "what is there stays readable"
         )
     return there
+
+
+def differences(
+    there: Mapping[str, Any], wanted: Mapping[str, Any], names: Collection[str] = tuple(WHAT_COUNTS)
+) -> list[str]:
+    """What differs between two store cards, in words.
+
+    Args:
+        names: of what is compared, as in `WHAT_COUNTS`.
+    """
+    differs = []
+    for name in names:
+        old, new = (functools.reduce(_entry, WHAT_COUNTS[name], card) for card in (there, wanted))
+        # An option that a card does not name was not known when it was written, which is the same as off.
+        if old != new and (old or new):
+            differs.append(f"{name} ({_say(old)} there, {_say(new)} now)")
+    return differs
+
+
+def _entry(card: Any, key: str) -> Any:
+    return None if card is None else card.get(key)
+
+
+def _refuse_older(card: Mapping[str, Any], path: Place) -> None:
+    """Shards of two formats would not fit together. What is finished needs no more shards, so it is no matter."""
+    there = sum((folder / CARD).is_file() for folder in shard_folders(path / SHARDS))
+    if card["format"] < FORMAT and there < card["shards"]:
+        raise ValueError(
+            f"{path} was begun in store format {card['format']} and has {there} of {card['shards']} shards; new ones are "
+            f"written in format {FORMAT}. Record at another path; what is there stays readable"
+        )
 
 
 def _say(value: Any) -> str:

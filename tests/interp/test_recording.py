@@ -223,7 +223,7 @@ def test_inputs_of_every_kind(model):
         (["a"], {"sites": []}, "no site was asked for"),
         (["a"], {"tokens": "lst"}, "did you mean 'last'"),
         (["a"], {"dtype": "float8"}, "'bfloat16', 'float16', 'float32'"),
-        (["a"], {"engine": "ray"}, r"engine='ray' is unknown, there is 'local'"),
+        (["a"], {"engine": "rya"}, r"engine='rya' is unknown, there is 'local', 'ray' .* did you mean 'ray'"),
         (["a"], {"long": "cut"}, "long='cut' is unknown"),
         (["a"], {"batch_size": 0}, "batch_size must be at least 1"),
         (["a"], {"max_length": 0}, "max_length must be 1 to 128"),
@@ -267,14 +267,16 @@ def test_long_texts_become_pieces(model, caplog):
     assert store.examples.text.tolist() == ["abc", "def", "gh", "xyz", "abc", "def"]
     assert store.examples.document.tolist() == [0, 0, 0, 1, 2, 2]
     assert store.examples.chunk.tolist() == [0, 1, 2, 0, 0, 1]
-    assert store.card["texts"] | {"hash": 0, "columns_hash": 0} == {
+    assert store.examples.start.tolist() == [0, 3, 6, 0, 0, 3]
+    counts = {name: value for name, value in store.card["texts"].items() if not name.endswith("hash")}
+    assert counts == {
         "count": 6,
         "documents": 3,
         "over_max_length": 2,
+        "duplicates": 0,
+        "contradictions": 0,
         "tokens": 17,
         "rows": 17,
-        "hash": 0,
-        "columns_hash": 0,
     }
     _, cache = model.run_with_cache("def")
     assert worst_row(store.activations(text=5)["blocks.1.hook_resid_post"], cache["resid_post:1"][0]) < 1e-5
@@ -497,9 +499,9 @@ def test_progress_is_reported(model, caplog):
 
 def test_the_card_says_how_it_was_made(model):
     card = record(model, TEXTS[:5], progress=False).card
-    assert card["format"] == 1
+    assert card["format"] == 2
     assert card["run"]["threads"] == torch.get_num_threads()
-    assert card["run"]["batch_size"] == 32
+    assert (card["run"]["batch_size"], card["run"]["share"]) == (None, True)
     assert set(card["provenance"]) == {"interp", "torch", "python"}
     assert json.loads(json.dumps(card)) == card
 

@@ -143,7 +143,7 @@ def test_anyone_can_read_the_files(tmp_path, dtype):
     assert tokens.columns.tolist()[:6] == ["text", "position", "token_id", "is_bos", "is_special", "is_first"]
     assert (tokens.text == store.tokens.text[35:70].to_numpy()).all()
     assert pd.read_parquet(shard / "examples.parquet").text.tolist() == store.examples.text[5:10].tolist()
-    assert json.loads((tmp_path / "a" / "store.json").read_text())["format"] == 1
+    assert json.loads((tmp_path / "a" / "store.json").read_text())["format"] == 2
     assert sorted(json.loads((shard / "shard.json").read_text())["files"]) == sorted(
         p.name for p in shard.iterdir() if p.name != "shard.json"
     )
@@ -289,10 +289,10 @@ def test_quantiles_of_many_norms():
 
 def test_moments_merge():
     rows = torch.from_numpy(np.random.default_rng(0).normal(3, 2, (700, 4)).astype(np.float32))
-    norms, first = row_norms(rows), np.arange(700) < 123
+    first = np.arange(700) < 123
 
     def moments(chosen):
-        return Moments.of(rows, norms, chosen)
+        return Moments.of(rows, chosen)
 
     whole, nothing = moments(np.ones(700, dtype=bool)), moments(np.zeros(700, dtype=bool))
     for other in (moments(first).merge(moments(~first)), whole.merge(nothing), nothing.merge(whole)):
@@ -300,7 +300,7 @@ def test_moments_merge():
         torch.testing.assert_close(other.mean, whole.mean, rtol=1e-12, atol=0)
         torch.testing.assert_close(other.M2, whole.M2, rtol=1e-12, atol=0)
     with pytest.raises(ValueError, match="width 4 and 3"):
-        whole.merge(Moments.of(rows[:, :3], norms, first))
+        whole.merge(Moments.of(rows[:, :3], first))
 
 
 # Batches ------------------------------------------------------------------------------------------------------------
@@ -628,8 +628,8 @@ def test_opening_what_is_not_a_store(store, tmp_path):
 
 def test_a_newer_format_is_refused(store):
     card = files.read_sealed(store.path / "store.json")
-    (store.path / "store.json").write_text(json.dumps(files.sealed(card | {"format": 2})))
-    with pytest.raises(ValueError, match="format 2, newer than the 1"):
+    (store.path / "store.json").write_text(json.dumps(files.sealed(card | {"format": 3})))
+    with pytest.raises(ValueError, match="format 3, newer than the 2"):
         open_store(store.path)
 
 

@@ -1,0 +1,156 @@
+"""The rows of a shard while forward passes fill them, and the table of tokens beside them.
+
+A row is one token's value, or the mean of several, summed in fp64. Rows and the tokens that they are made of stand in the
+order of their texts, whatever the order of the passes.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.recording.job import Job
+from interp.recording.signals import NO_RANK, SIGNALS, token_signals
+from interp.recording.texts import Texts
+from interp.store import DTYPES
+
+
+class ShardRows:
+    """The rows of a shard while its passes fill them."""
+
+    def __init__(self, job: Job, texts: Texts) -> None:
+        self._job, self._texts = job, texts
+        n_rows = len(texts.row_text)
+        self.acts = {
+            site: torch.empty(n_rows, math.prod(shape), dtype=DTYPES[job.dtype]) for site, shape in job.shapes.items()
+        }
+        self.heads: dict[str, Tensor] = {}
+        self._signals = {name: torch.full((n_rows,), NO_RANK, dtype=dtype) for name, dtype in SIGNALS.items()}
+        self._counts = np.bincount(texts.member_row, minlength=n_rows)
+        self._averages = bool((self._counts > 1).any() or (texts.row_position < 0).any())
+        # Rows and members stand in the order of their texts.
+        self._row_of_text = np.searchsorted(texts.row_text, np.arange(len(texts.offsets)))
+
+    def take(
+        self,
+        chosen: Int[np.ndarray, " text"],
+        cells: Int[np.ndarray, " token"],
+        values: Mapping[str, Float[Tensor, "cell d"]],
+        stream: Tensor | None,
+        heads: Mapping[str, Tensor],
+    ) -> None:
+        """Put the rows of these texts in their places. `cells` gives the place of every token of them in `values`."""
+        texts = self._texts
+        cell_of = np.full(len(texts.ids), -1, dtype=np.int64)
+        tokens = _ranges(texts.offsets[chosen], texts.offsets[chosen + 1])
+        cell_of[tokens] = cells
+        rows = _ranges(self._row_of_text[chosen], self._row_of_text[chosen + 1])
+        first_member = np.concatenate([[0], np.cumsum(self._counts)])
+        members = _ranges(first_member[rows], first_member[rows + 1])
+        source = torch.from_numpy(cell_of[texts.member[members]])
+        into = torch.from_numpy(np.repeat(np.arange(len(rows)), self._counts[rows]))
+        counts = torch.from_numpy(self._counts[rows])
+        place = torch.from_numpy(rows)
+        for site, value in values.items():
+            picked = _averaged(value, source, into, counts, averages=self._averages)
+            stored = picked.to(DTYPES[self._job.dtype])
+            if not bool(torch.isfinite(stored).all()):
+                raise ValueError(self._not_finite(site, picked, stored, rows))
+            self.acts[site][place] = stored.cpu()
+        for name, value in heads.items():
+            picked = _averaged(value, source, into, counts, averages=self._averages).float().cpu()
+            if name not in self.heads:
+                self.heads[name] = torch.empty(len(texts.row_text), picked.shape[1])
+            self.heads[name][place] = picked
+        if stream is not None:
+            self._take_signals(stream, cell_of, rows, first_member)
+
+    def _take_signals(
+        self,
+        stream: Float[Tensor, "cell d_model"],
+        cell_of: Int[np.ndarray, " token"],
+        rows: Int[np.ndarray, " n"],
+        first_member: Int[np.ndarray, " boundary"],
+    ) -> None:
+        texts = self._texts
+        single = rows[texts.row_position[rows] >= 0]
+        token = texts.member[first_member[single]]
+        before = np.where(texts.row_position[single] > 0, cell_of[token - 1], -1)
+        found = token_signals(
+            self._job.model,
+            stream,
+            torch.from_numpy(cell_of[token]),
+            torch.from_numpy(before),
+            torch.from_numpy(texts.ids[token].astype(np.int64)),
+        )
+        for name, values in found.items():
+            self._signals[name][torch.from_numpy(single)] = values.cpu()
+
+    def token_table(self) -> pa.Table:
+        """What tokens.parquet will hold, without what the statistics say."""
+        texts, tokenizer = self._texts, self._job.tokenizer
+        single = texts.row_position >= 0
+        first_member = np.concatenate([[0], np.cumsum(self._counts)])[:-1]
+        ids = np.where(single, texts.ids[texts.member[first_member]], -1).astype(np.int32)
+        bos = -1 if tokenizer.bos_id is None else tokenizer.bos_id
+        columns = {
+            "text": pa.array(texts.row_text.astype(np.int64) + texts.first),
+            "position": pa.array(texts.row_position.astype(np.int32)),
+            "token_id": pa.array(ids),
+            "is_bos": pa.array(single & (ids == bos)),
+            "is_special": pa.array(np.isin(ids, np.array(sorted(tokenizer.special_ids), dtype=np.int32))),
+            "is_first": pa.array(texts.row_position == 0),
+        }
+        if self._averages:
+            columns["averaged"] = texts.averaged()
+        columns |= {f"rule:{name}": pa.array(kept) for name, kept in texts.rules.items()}
+        if self._job.signals:
+            for name, values in self._signals.items():
+                nothing = ~single
+                if name in ("logprob", "rank"):
+                    nothing = nothing | (texts.row_position == 0)
+                columns[name] = pa.array(values.numpy(), mask=nothing)
+        return pa.table(columns)
+
+    def _not_finite(self, site: str, value: Tensor, stored: Tensor, rows: Int[np.ndarray, " n"]) -> str:
+        first = int((~torch.isfinite(stored)).any(dim=1).nonzero()[0, 0])
+        texts, row = self._texts, int(rows[first])
+        position = int(texts.row_position[row])
+        at = f"position {position}" if position >= 0 else "the mean of its tokens"
+        where = f"{site}, text {texts.first + int(texts.row_text[row])}, {at}"
+        if bool(torch.isfinite(value[first]).all()):
+            largest = float(value[first].abs().max())
+            dtype = self._job.dtype
+            return f"{where}: a value of {largest:.3g} does not fit {dtype}: record with dtype='bfloat16' or 'float32'"
+        return (
+            f"{where}: the activation is NaN or infinite; nothing of this shard was written. The weights are damaged, or "
+            "the computing dtype is too narrow: load the model in float32"
+        )
+
+
+def _averaged(
+    value: Float[Tensor, "cell d"],
+    source: Int[Tensor, " member"],
+    into: Int[Tensor, " member"],
+    counts: Int[Tensor, " n"],
+    *,
+    averages: bool,
+) -> Float[Tensor, "n d"]:
+    """The rows of some members, or their means: in fp32 where there are means."""
+    picked = value.index_select(0, source.to(value.device))
+    if not averages:
+        return picked
+    sums = torch.zeros(len(counts), value.shape[1], device=value.device, dtype=torch.float64)
+    sums.index_add_(0, into.to(value.device), picked.double())
+    return (sums / counts.to(value.device)[:, None]).to(torch.promote_types(value.dtype, torch.float32))
+
+
+def _ranges(starts: Int[np.ndarray, " n"], stops: Int[np.ndarray, " n"]) -> Int[np.ndarray, " total"]:
+    """The numbers from each start to before its stop, one range after the other."""
+    lengths = stops - starts
+    skip = np.repeat(starts - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)
+    return skip + np.arange(int(lengths.sum()))

@@ -1,0 +1,340 @@
+"""Parts of a store: what was added after its recording, each written like a store of its own.
+
+    runs/a/parts/0001/     store.json with {"part": {"adds": "texts", "to": "", "base": ...}}, and shards
+    runs/a/parts/0002/     ... {"adds": "sites", "to": "parts/0001", ...}: rows as in that part, further sites
+
+1. A *segment* is the base store or a part that adds texts. Its texts follow those of the segments before it, in the
+   order of their numbers. A part that adds sites is joined to the rows of one segment.
+2. Making a part holds the lock of the whole store, so there is one at a time. The same call finds what it made before,
+   finished or not, and goes on with it. Nothing that was there before is written to.
+3. Opening joins what is whole. A part that is half-made, or was added to other rows, is left out, and a warning says
+   how to go on; a site counts when every segment has it.
+
+A part that was written in a newer format is refused: leaving it out would pass for the whole store.
+"""
+
+import contextlib
+import logging
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from interp import artifact
+from interp.store import files
+from interp.store.joined import JoinedShard
+from interp.store.place import Place, as_place, names
+from interp.store.shard import CARD, Shard, find_shard, shard_folders, shard_of, site_shapes
+from interp.store.writer import SHARDS, STORE_CARD, WHAT_COUNTS, StoreWriter, differences, read_store_card
+
+log = logging.getLogger("interp.store")
+
+PARTS = "parts"
+ADDS = ("texts", "sites")
+_AGAIN = {"texts": "append", "sites": "add_sites"}
+_OWN_OF_TEXTS = ("sites", "texts", "labels, groups or further columns", "what it is a part of")
+"""What may differ between a store and texts that are appended to it. Sites are compared apart, without their order."""
+_SHARED_BY_SITES = ("model", "the model's dtype", "hooks on the model", "tokenizer", "dtype")
+"""What must be equal between a store and sites that are added to it; whether the rows are the same, the rows say."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A part as it lies there, finished or not."""
+
+    name: str
+    """`parts/0001`."""
+    card: dict[str, Any]
+    """The content of its store.json."""
+    shards: list[Shard]
+    """Its whole shards."""
+
+    @property
+    def adds(self) -> str:
+        """ "texts" or "sites"."""
+        return self.card["part"]["adds"]
+
+    @property
+    def to(self) -> str:
+        """Name of the segment that sites are added to; "" is the base store."""
+        return self.card["part"]["to"]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every shard is there."""
+        return len(self.shards) == self.card["shards"]
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Texts that were recorded together, with all the sites that belong to them."""
+
+    name: str
+    """`parts/0001`; "" is the base store."""
+    card: dict[str, Any]
+    """The content of its store.json."""
+    shards: list[JoinedShard]
+    """Its whole shards, with the sites that were added."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Full site name -> shape of a row."""
+    parts: tuple[str, ...] = ()
+    """Names of the parts that added sites."""
+
+    @property
+    def n_texts(self) -> int:
+        """Texts when it is complete, so that the numbers of later ones do not depend on a lost shard."""
+        known = self.card["texts"].get("count")
+        return sum(shard.n_texts for shard in self.shards) if known is None else known
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+def read_shards(path: Place) -> list[Shard]:
+    """The whole shards of a store or part, in order; one with a damaged card is left out with a warning."""
+    shards, folders = [], shard_folders(path / SHARDS)
+    for folder, data in zip(folders, files.read_all([folder / CARD for folder in folders])):
+        try:
+            shard = shard_of(folder, data)
+        except ValueError as error:
+            log.warning("%s is left out: %s", folder, error)
+            continue
+        if shard is not None:
+            shards.append(shard)
+    return shards
+
+
+def part_names(path: Place) -> list[str]:
+    """Names of the folders of parts, in order, whatever is in them."""
+    return [f"{PARTS}/{name}" for name in names(path / PARTS) if name.isdigit()]
+
+
+def read_parts(path: Place) -> list[Part]:
+    """The parts of a store, in order; one with a damaged card is left out with a warning.
+
+    Raises:
+        ValueError: a part of a newer format.
+    """
+    found = []
+    for name in part_names(path):
+        if not (path / name / STORE_CARD).is_file():
+            continue  # its writer was killed before it wrote anything
+        try:
+            files.read_sealed(path / name / STORE_CARD)
+        except ValueError as error:
+            log.warning("%s is left out: %s", path / name, error)
+            continue
+        card = read_store_card(path / name)
+        if card.get("part", {}).get("adds") in ADDS:
+            found.append(Part(name, card, read_shards(path / name)))
+        else:
+            log.warning("%s is left out: it is a store of its own, not a part of this one", path / name)
+    return found
+
+
+def segments(path: Place, card: dict[str, Any]) -> list[Segment]:
+    """The texts of a store with all their sites: the base store first, then each part that adds texts.
+
+    Args:
+        path: the store.
+        card: the content of its store.json.
+
+    Raises:
+        ValueError: a part of a newer format.
+    """
+    parts = [part for part in read_parts(path) if _usable(path, card, part)]
+    found, offset = [], 0
+    recorded = [("", card, read_shards(path)), *((p.name, p.card, p.shards) for p in parts if p.adds == "texts")]
+    for name, own_card, shards in recorded:
+        plain = [JoinedShard(shard, (), offset) for shard in shards]
+        segment = Segment(name, own_card, plain, site_shapes(own_card))
+        for part in parts:
+            if part.adds == "sites" and part.to == name:
+                segment = _with_sites(path, segment, part)
+        found.append(segment)
+        offset += segment.n_texts
+    for part in parts:
+        if part.adds == "sites" and part.to not in {segment.name for segment in found}:
+            log.warning("%s is left out: it adds sites to %s, which is not there", path / part.name, part.to)
+    return found
+
+
+def _usable(path: Place, card: Mapping[str, Any], part: Part) -> bool:
+    if part.card["part"]["base"] != artifact.hash_json(card):
+        log.warning("%s is left out: it was added to another recording than the one that is there", path / part.name)
+    elif not part.complete:
+        log.warning(
+            "%s is left out, since it has %d of %d shards; make the same call of %s again to go on with it",
+            path / part.name, len(part.shards), part.card["shards"], _AGAIN[part.adds],
+        )  # fmt: skip
+    else:
+        return True
+    return False
+
+
+def _with_sites(path: Place, segment: Segment, part: Part) -> Segment:
+    """The segment with a part's sites; the same where they are not of its rows, with a warning."""
+    of_index = {shard.index: shard for shard in part.shards}
+    try:
+        if part.card["shards"] != segment.card["shards"]:
+            raise ValueError(f"it has {part.card['shards']} shards where {segment.card['shards']} are needed")
+        joined = [
+            JoinedShard(shard.base, (*shard.added, of_index[shard.index]), shard.text_offset)
+            for shard in segment.shards
+        ]
+    except ValueError as error:
+        log.warning("%s is left out: %s", path / part.name, error)
+        return segment
+    shapes = {**segment.shapes, **site_shapes(part.card)}
+    return Segment(segment.name, segment.card, joined, shapes, (*segment.parts, part.name))
+
+
+def joined_card(path: Place, found: Sequence[Segment]) -> dict[str, Any]:
+    """What store.json would say if all had been recorded at once; `parts` names what was joined.
+
+    A site is there when every segment has it; one that some lack is named in a warning.
+    """
+    base = found[0].card
+    parts = [name for segment in found for name in ([segment.name] if segment.name else []) + list(segment.parts)]
+    if not parts:
+        return base
+    shapes = {site: shape for segment in found for site, shape in segment.shapes.items()}
+    everywhere = {site: shape for site, shape in shapes.items() if all(site in s.shapes for s in found)}
+    if lacking := sorted(set(shapes) - set(everywhere)):
+        log.warning(
+            "%s: %s are left out, since some texts do not have them; make the same call of add_sites again",
+            path, ", ".join(lacking),
+        )  # fmt: skip
+    texts = [segment.card["texts"] for segment in found]
+    counts = {key: sum(entry.get(key, 0) for entry in texts) for key, value in texts[0].items() if _is_count(value)}
+    hashes = {
+        key: artifact.hash_json([entry.get(key) for entry in texts]) if len(texts) > 1 else value
+        for key, value in texts[0].items()
+        if key.endswith("hash")
+    }
+    return {
+        **base,
+        "sites": [{"name": site, "shape": list(shape)} for site, shape in everywhere.items()],
+        "texts": {**texts[0], **counts, **hashes},
+        "shards": sum(segment.card["shards"] for segment in found),
+        "parts": sorted(parts),
+    }
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def problems(path: Place) -> list[tuple[int, str, str]]:
+    """Read every byte of a store and its parts: (shard, file, problem) of what is not as it was written.
+
+    Files of a part are named with it: `parts/0001/tokens.parquet`.
+    """
+    found = _problems(path, read_store_card(path), "")
+    for name in part_names(path):
+        try:
+            found += _problems(path / name, read_store_card(path / name), f"{name}/")
+        except ValueError as error:
+            found.append((0, f"{name}/{STORE_CARD}", str(error)))
+    return found
+
+
+def _problems(path: Place, card: Mapping[str, Any], prefix: str) -> list[tuple[int, str, str]]:
+    found: list[tuple[int, str, str]] = []
+    for index in range(card["shards"]):
+        try:
+            shard = find_shard(path / SHARDS / f"{index:06d}")
+        except ValueError as error:
+            found.append((index, f"{prefix}shard.json", str(error)))
+            continue
+        seen = [("shard.json", "not recorded, or gone")] if shard is None else shard.problems()
+        found += [(index, f"{prefix}{name}", problem) for name, problem in seen]
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------- making
+
+
+@contextlib.contextmanager
+def part_writer(
+    path: str | os.PathLike[str] | Place, card: Mapping[str, Any], *, adds: str, to: str = ""
+) -> Iterator[StoreWriter]:
+    """The writer of a part: of a new one, or of the one that the same call began before.
+
+    Args:
+        path: the store, which must be finished.
+        card: what the part's store.json will say, as for `StoreWriter`; `part` is added.
+        adds: "texts", with the sites of the whole store; or "sites", with the rows of one segment.
+        to: with "sites" the name of that segment, "" for the base store.
+
+    Raises:
+        ValueError: the store is unfinished, or another process writes to it; it was recorded in another way than the
+            part; the sites are there already; another part with texts is unfinished.
+        OSError: the place cannot be written.
+    """
+    path = as_place(path)
+    if adds not in ADDS or (adds == "texts" and to):
+        raise ValueError(f"a part adds 'texts', or 'sites' to a segment, got {adds!r} to {to!r}")
+    with contextlib.ExitStack() as stack:
+        base = read_store_card(path)
+        stack.enter_context(files.hold(path))
+        card = {**card, "part": {"adds": adds, "to": to, "base": artifact.hash_json(base)}}
+        yield stack.enter_context(StoreWriter(path / _choose(path, base, card), card))
+
+
+def _choose(path: Place, base: dict[str, Any], card: dict[str, Any]) -> str:
+    """Name of the part that a call began before, else of a new one."""
+    present, parts = read_shards(path), read_parts(path)
+    if len(present) != base["shards"]:
+        raise ValueError(
+            f"{path} has {len(present)} of {base['shards']} shards: finish it first, with the call that recorded it"
+        )
+    for part in parts:
+        if not differences(part.card, card):
+            return part.name
+    _refuse_unfit(path, base, card)
+    for part in parts:
+        if part.shards and not part.complete and part.adds == card["part"]["adds"] == "texts":
+            raise ValueError(
+                f"{path / part.name} holds texts of another append and has {len(part.shards)} of {part.card['shards']} "
+                "shards: finish that with the same call, or remove that folder"
+            )
+    taken, shards_of = part_names(path), {part.name: part.shards for part in parts}
+    if not taken:
+        return f"{PARTS}/0001"
+    last = taken[-1]
+    # Nothing is lost with the last one if its writer was killed before its first shard; one whose card is damaged has
+    # no entry here, and may hold something.
+    if not shards_of.get(last, shard_folders(path / last / SHARDS)):
+        return last
+    return f"{PARTS}/{int(last.removeprefix(f'{PARTS}/')) + 1:04d}"
+
+
+def _refuse_unfit(path: Place, base: dict[str, Any], card: dict[str, Any]) -> None:
+    found = segments(path, base)
+    if card["part"]["adds"] == "texts":
+        differs = differences_of_texts(joined_card(path, found), card)
+        what = "texts can only be appended as the store was recorded"
+    else:
+        target = {segment.name: segment for segment in found}.get(card["part"]["to"])
+        if target is None:
+            raise ValueError(f"{path} has no texts {card['part']['to']!r} to add sites to, or they are not finished")
+        if there := sorted(set(site_shapes(card)) & set(target.shapes)):
+            raise ValueError(f"{path} has {', '.join(there)} already: add the other sites only")
+        differs = differences(target.card, card, _SHARED_BY_SITES)
+        what = "sites can only be added from the model, and in the dtype, of the store"
+    if differs:
+        raise ValueError(f"{path}: {what}, but these differ: {'; '.join(differs)}")
+
+
+def differences_of_texts(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """What differs between two store cards, in words, so that their texts cannot stand in one store."""
+    shared = [name for name in WHAT_COUNTS if name not in _OWN_OF_TEXTS]
+    differs, sites = differences(there, wanted, shared), (site_shapes(there), site_shapes(wanted))
+    if sites[0] != sites[1]:
+        differs.append(f"sites ({_list(sites[0])} there, {_list(sites[1])} now)")
+    return differs
+
+
+def _list(sites: Collection[str]) -> str:
+    return ", ".join(sites) or "none"
