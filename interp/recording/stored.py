@@ -65,7 +65,7 @@ class RecordedStore(Store):
 
         Raises:
             ValueError: another model, a site that is there already or that has no row per token, a store that is not
-                finished, a view, or one of an older format, which does not hold its tokens.
+                finished, or one of an older format, which does not hold its tokens.
         """
         path = self._home("add_sites")
         self.check_model(model)
@@ -119,7 +119,7 @@ class RecordedStore(Store):
             The store with all texts, opened anew.
 
         Raises:
-            ValueError: another model, another token rule, a store that is not finished, a view, or bad input.
+            ValueError: another model, another token rule, a store that is not finished, or bad input.
         """
         path = self._home("append")
         self.check_model(model)
@@ -141,8 +141,6 @@ class RecordedStore(Store):
         return open_store(path)
 
     def _home(self, verb: str) -> Any:
-        if self.is_view:
-            raise ValueError(f"{verb} writes to a whole store, and this is a selection of its rows: open {self.path}")
         if not self.complete:
             raise ValueError(f"{self.path} is not finished: record again to go on with it, then call {verb}")
         return self.path

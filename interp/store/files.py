@@ -193,15 +193,13 @@ def read_table(path: Place, columns: Sequence[str] | None = None, but: tuple[str
         raise _unreadable(path, error) from None
 
 
-def read_tensors(path: Place, names: Collection[str] | None = None) -> dict[str, Tensor]:
-    """Some tensors of a safetensors file, None for all; of a large file only their bytes are read.
+def read_tensors(path: Place, names: Collection[str]) -> dict[str, Tensor]:
+    """Some tensors of a safetensors file; only their bytes are read.
 
     Raises:
         ValueError: the file is damaged, or has no such tensor.
     """
     try:
-        if names is None:
-            return load(path.read_bytes())
         with path.open("rb") as file:
             header, start = _header(file.read)
             found = {}
@@ -242,9 +240,12 @@ def read_rows(path: Place, rows: int, index: Int[np.ndarray, " n"], out: Float[T
     starts, stops = _runs(index, 1)
     with path.open("rb", buffering=0) as file:
         data = _data_offset(file.read, path, rows, out)
-        for first, start, stop in zip(index[starts].tolist(), starts.tolist(), stops.tolist()):
-            file.seek(data + first * row_bytes)
-            _read_into(file, buffer[start * row_bytes : stop * row_bytes], path)
+        handle, offsets = file.fileno(), (data + index[starts] * row_bytes).tolist()
+        for offset, start, stop in zip(offsets, (starts * row_bytes).tolist(), (stops * row_bytes).tolist()):
+            filled = os.preadv(handle, (buffer[start:stop],), offset)  # one call a run: half the time of seek and read
+            if filled < stop - start:
+                file.seek(offset + filled)
+                _read_into(file, buffer[start + filled : stop], path)
 
 
 def _read_ranges(path: UPath, rows: int, index: Int[np.ndarray, " n"], out: Float[Tensor, "n d"], n_bytes: int) -> None:

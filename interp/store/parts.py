@@ -25,7 +25,7 @@ from interp.store import files
 from interp.store.joined import JoinedShard
 from interp.store.place import Place, as_place, names
 from interp.store.shard import CARD, Shard, find_shard, shard_folders, shard_of, site_shapes
-from interp.store.writer import SHARDS, STORE_CARD, WHAT_COUNTS, StoreWriter, differences, read_store_card
+from interp.store.writer import SHARDS, STORE_CARD, WHAT_COUNTS, StoreWriter, differences, read_store_card, said_clearly
 
 log = logging.getLogger("interp.store")
 
@@ -277,7 +277,8 @@ def part_writer(
         raise ValueError(f"a part adds 'texts', or 'sites' to a segment, got {adds!r} to {to!r}")
     with contextlib.ExitStack() as stack:
         base = read_store_card(path)
-        stack.enter_context(files.hold(path))
+        with said_clearly(path):
+            stack.enter_context(files.hold(path))
         card = {**card, "part": {"adds": adds, "to": to, "base": artifact.hash_json(base)}}
         yield stack.enter_context(StoreWriter(path / _choose(path, base, card), card))
 

@@ -48,7 +48,7 @@ class Store:
         self._starts = np.cumsum([0] + [shard.n_rows for shard in shards])
         self._stats: dict[str, SiteStats] = {}
         self._last_ids: tuple[JoinedShard, pa.ChunkedArray] | None = None
-        self._whole: Store = self
+        self._parent: Store | None = None
         self._chosen: Int[np.ndarray, " row"] | None = None
 
     def __repr__(self) -> str:
@@ -96,6 +96,11 @@ class Store:
     def is_view(self) -> bool:
         """Whether this is a view, made by `select`."""
         return self._chosen is not None
+
+    @property
+    def _whole(self) -> "Store":
+        """The store that a view was chosen from; itself where it is none. Not kept: a temporary store ends with its object."""
+        return self if self._parent is None else self._parent
 
     def width(self, site: str) -> int:
         """Numbers in a row of a site."""
@@ -313,7 +318,7 @@ class Store:
         """
         found = Store(self.path, self.card, self._shards)
         chosen = view.choose_rows(self, query, texts, rows)
-        found._whole, found._chosen = self._whole, chosen if self._chosen is None else self._chosen[chosen]
+        found._parent, found._chosen = self._whole, chosen if self._chosen is None else self._chosen[chosen]
         return found
 
     # ----------------------------------------------------------------------------------------------------- checks

@@ -182,7 +182,7 @@ def row_norms(rows: Rows) -> Float64[np.ndarray, " row"]:
     rows = torch.as_tensor(rows)
     norms = torch.empty(len(rows), dtype=torch.float64)
     for part in _blocks(rows):
-        torch.linalg.vector_norm(rows[part].double(), dim=1, out=norms[part])
+        _norms(rows[part].double(), norms[part])
     return norms.numpy()
 
 
@@ -234,6 +234,14 @@ def _near_mean(rows: Float[Tensor, "row d"], chosen: Bool[np.ndarray, " row"]) -
     return few[norms <= OUTLIER_FACTOR * norms.median()].mean(0).float().double()
 
 
+def _norms(wide: Float64[Tensor, "row d"], out: Float64[Tensor, " row"]) -> None:
+    """Norm of each row of a block."""
+    if wide.numel() <= _BLOCK:
+        torch.linalg.vector_norm(wide, dim=1, out=out)
+    else:  # one long row, of which each thread of torch would add a part, so that their number would decide the last bit
+        out.copy_(torch.from_numpy(np.einsum("rd,rd->r", wide.numpy(), wide.numpy()))).sqrt_()
+
+
 def _sweep(
     rows: Float[Tensor, "row d"], chosen: Bool[np.ndarray, " row"], centre: Float64[Tensor, " d"]
 ) -> tuple[Float64[np.ndarray, " row"], Float64[Tensor, "2 block d"]]:
@@ -245,7 +253,7 @@ def _sweep(
     for part, first, second in zip(parts, *sums.unbind(), strict=True):
         some = rows[part]
         wide = buffer.copy_(some) if len(some) == len(buffer) else buffer[: len(some)].copy_(some)
-        torch.linalg.vector_norm(wide, dim=1, out=norms[part])
+        _norms(wide, norms[part])
         wide.sub_(centre)
         if not (counted := chosen[part]).all():
             wide.index_fill_(0, torch.from_numpy(np.flatnonzero(~counted)), 0.0)

@@ -84,7 +84,7 @@ class StoreWriter:
 
     def __enter__(self) -> "StoreWriter":
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_said_clearly(self.path))
+            stack.enter_context(said_clearly(self.path))
             files.make_folder(self.path)
             stack.enter_context(files.hold(self.path))
             begun = _has_shards(self.path)
@@ -149,12 +149,12 @@ class StoreWriter:
         pending, self._on_its_way = self._on_its_way, None
         if pending is None:
             return
-        with _said_clearly(self.path):
+        with said_clearly(self.path):
             pending.result()
 
 
 @contextlib.contextmanager
-def _said_clearly(path: Place) -> Iterator[None]:
+def said_clearly(path: Place) -> Iterator[None]:
     """Errors of the operating system, with what to do about them."""
     try:
         yield
@@ -228,15 +228,15 @@ def _same_inputs(there: dict[str, Any], wanted: dict[str, Any], path: Place) -> 
 
 
 def differences(
-    there: Mapping[str, Any], wanted: Mapping[str, Any], names: Collection[str] = tuple(WHAT_COUNTS)
+    there: Mapping[str, Any], wanted: Mapping[str, Any], of: Collection[str] = tuple(WHAT_COUNTS)
 ) -> list[str]:
     """What differs between two store cards, in words.
 
     Args:
-        names: of what is compared, as in `WHAT_COUNTS`.
+        of: names of what is compared, as in `WHAT_COUNTS`.
     """
     differs = []
-    for name in names:
+    for name in of:
         old, new = (functools.reduce(_entry, WHAT_COUNTS[name], card) for card in (there, wanted))
         # An option that a card does not name was not known when it was written, which is the same as off.
         if old != new and (old or new):

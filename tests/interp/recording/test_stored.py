@@ -102,7 +102,6 @@ def test_what_does_not_fit_is_refused(model, tmp_path):
         (lambda: store.append(tiny_model(seed=1), ["a"]), "another model"),
         (lambda: store.append(model, ["a"], tokens="last"), "keeps tokens='all'"),
         (lambda: store.append(model, [""]), "empty"),
-        (lambda: store.select(texts=[0]).append(model, ["a"]), "selection"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
