@@ -37,7 +37,7 @@ from interp.model import HookedTransformer
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 LENGTH, MIDDLE = 128, 15
-SIZES = {"wikitext": (16, 32), "cities": (32, 64, 128)}
+SIZES = {"wikitext": (8, 16), "cities": (32, 64, 128)}
 """Batch sizes that each peer is tried with."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -72,7 +72,7 @@ def main() -> None:
         if all(word in (dtype, source, sites) for word in options.only.split(", ") if word):
             part = 1.0 if sites == "one" else 0.5  # twice the work for a text
             if source == "wikitext":
-                inputs = wikitext(model, max(32, round(part * options.wikitext_rows)))
+                inputs = wikitext(model, max(16, round(part * options.wikitext_rows)))
             else:
                 inputs = cities(model, round(part * options.cities))
             done.append(case(source, inputs, sites, DTYPES[dtype], options.rounds, options.folder))
@@ -86,8 +86,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="words of the cases to run, as in 'cities, all, float32'")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--wikitext-rows", type=int, default=48, help="for one site; half of them for all, 32 at least")
-    parser.add_argument("--cities", type=int, default=512, help="statements for one site, 1,496 at most; half for all")
+    parser.add_argument("--wikitext-rows", type=int, default=32, help="for one site; half of them for all, 16 at least")
+    parser.add_argument("--cities", type=int, default=384, help="statements for one site, 1,496 at most; half for all")
     parser.add_argument("--folder", help="where stores are written; the usual place for temporary files if not given")
     return parser.parse_args()
 
@@ -222,9 +222,8 @@ def saelens_runner(inputs: Inputs, dtype: torch.dtype, batch: int, folder: Path)
         prepend_bos=False,
         streaming=False,
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return CacheActivationsRunner(config, override_dataset=Dataset.from_dict({"input_ids": inputs.rows}))
+    warnings.filterwarnings("ignore", module="sae_lens")
+    return CacheActivationsRunner(config, override_dataset=Dataset.from_dict({"input_ids": inputs.rows}))
 
 
 class Ours:
@@ -290,9 +289,7 @@ def saelens(
         runner.cfg.new_cached_activations_path = str(home / f"saelens{next(numbers)}")
         return runner.run()
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = run().with_format("torch")[:4]
+    found = run().with_format("torch")[:4]
     expected = ours("float32").rows(ours.sites[0], slice(0, 4 * LENGTH))
     assert found["token_ids"].tolist() == inputs.rows[:4], "SAELens read other tokens"
     return run, checked("saelens", found[f"model.layers.{MIDDLE}"].flatten(0, 1), expected, dtype)

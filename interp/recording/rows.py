@@ -140,13 +140,13 @@ def _averaged(
     *,
     averages: bool,
 ) -> Float[Tensor, "n d"]:
-    """The rows of some members, or their means: in fp32 where there are means."""
+    """The rows of some members, or their means: on the CPU and in fp32 at least, where there are means."""
     picked = value.index_select(0, source.to(value.device))
     if not averages:
         return picked
-    sums = torch.zeros(len(counts), value.shape[1], device=value.device, dtype=torch.float64)
-    sums.index_add_(0, into.to(value.device), picked.double())
-    return (sums / counts.to(value.device)[:, None]).to(torch.promote_types(value.dtype, torch.float32))
+    sums = torch.zeros(len(counts), value.shape[1], dtype=torch.float64)
+    sums.index_add_(0, into, picked.cpu().double())  # not every device has float64
+    return (sums / counts[:, None]).to(torch.promote_types(value.dtype, torch.float32))
 
 
 def _ranges(starts: Int[np.ndarray, " n"], stops: Int[np.ndarray, " n"]) -> Int[np.ndarray, " total"]:

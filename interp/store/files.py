@@ -126,17 +126,27 @@ def sealed(obj: dict[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------------- reading
 
 
-def read_all(paths: Sequence[Place]) -> list[bytes | None]:
-    """The content of small files, many at once where that saves journeys; None for one that is not there."""
+def read_all(paths: Sequence[Place]) -> list[bytes | OSError | None]:
+    """The content of small files, many at once where that saves journeys; None for one that is not there, the error for
+    one that cannot be read."""
     far = [path for path in paths if not is_local(path)]
     if not far:
-        return [path.read_bytes() if path.is_file() else None for path in paths]
+        return [_content(path) for path in paths]
     whole = [None] * len(far)
     found = far[0].fs.cat_ranges([path.path for path in far], whole, whole, on_error="return")
     for data in found:
-        if isinstance(data, Exception) and not isinstance(data, FileNotFoundError):
+        if isinstance(data, Exception) and not isinstance(data, OSError):
             raise data
     return [None if isinstance(data, FileNotFoundError) else data for data in found]
+
+
+def _content(path: Place) -> bytes | OSError | None:
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return error
 
 
 def read_sealed(path: Place) -> dict[str, Any]:

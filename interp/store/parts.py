@@ -232,6 +232,9 @@ def problems(path: Place) -> list[tuple[int, str, str]]:
     """
     found = _problems(path, read_store_card(path), "")
     for name in part_names(path):
+        if not (path / name / STORE_CARD).is_file():
+            found.append((0, f"{name}/{STORE_CARD}", "not recorded, or gone"))
+            continue
         try:
             found += _problems(path / name, read_store_card(path / name), f"{name}/")
         except ValueError as error:

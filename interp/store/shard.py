@@ -9,7 +9,8 @@ Writing:
 4. The folder is renamed into place. Where fsspec reaches the place, nothing can be renamed: there the files are sent
    under their final names, and shard.json, which comes last, decides alone.
 
-Reading checks a file's size against shard.json first; `Shard.problems` checks the hashes too.
+Reading checks a file's size against shard.json first, and the hash of everything but the rows; `Shard.problems` checks all
+hashes.
 """
 
 import os
@@ -209,6 +210,7 @@ class Shard:
     """Its folder."""
     card: dict[str, Any]
     """The content of shard.json."""
+    _hashed: set[str] = field(default_factory=set, init=False, repr=False)
 
     @property
     def index(self) -> int:
@@ -232,7 +234,7 @@ class Shard:
 
     def examples(self) -> pa.Table:
         """The table of texts."""
-        return files.read_table(self._checked(EXAMPLES))
+        return files.read_table(self._whole(EXAMPLES))
 
     def tokens(self, columns: Sequence[str] | None = None) -> pa.Table:
         """The table of kept tokens: some columns, or all but the outliers and norms of each site.
@@ -245,7 +247,7 @@ class Shard:
                 f"{self.folder} was written in format 1, which keeps no norms: compute them from the rows, or record "
                 "again at another path"
             )
-        return files.read_table(self._checked(TOKENS), columns, but=(outlier_column(""), norm_column("")))
+        return files.read_table(self._whole(TOKENS), columns, but=(outlier_column(""), norm_column("")))
 
     def read_rows(self, site: str, index: Int[np.ndarray, " n"], out: Float[Tensor, "n d"]) -> None:
         """Read rows of a site, `index` ascending, into `out`, which has the dtype of the disk."""
@@ -258,7 +260,7 @@ class Shard:
         """Statistics of sites."""
         wanted = list(sites)
         tensors = files.read_tensors(
-            self._checked(STATS),
+            self._whole(STATS),
             [f"{site}/{part}/{name}" for site in wanted for part in ("all", "typical") for name in _STATS_TENSORS],
         )
         return {site: self._site_stats(site, tensors) for site in wanted}
@@ -277,7 +279,7 @@ class Shard:
                 f"no head statistics of layer {layer!r} were recorded: there are {self.card['head_layers']}"
             )
         names_of = {f"blocks.{layer}/{kind}": kind for kind in HEAD_KINDS}
-        tensors = files.read_tensors(self._checked(HEAD_STATS), names_of)
+        tensors = files.read_tensors(self._whole(HEAD_STATS), names_of)
         return {kind: tensors[name] for name, kind in names_of.items()}
 
     @property
@@ -313,9 +315,28 @@ class Shard:
                 found.append((name, "missing"))
             elif size != record["bytes"]:
                 found.append((name, f"{size} bytes, {record['bytes']} were written"))
-            elif files.hash_file(self.folder / name) != record["xxh3"]:
-                found.append((name, "content changed since it was written (hash differs)"))
+            elif problem := self._hash_problem(name):
+                found.append((name, problem))
         return found
+
+    def _hash_problem(self, name: str) -> str | None:
+        try:
+            same = files.hash_file(self.folder / name) == self.card["files"][name]["xxh3"]
+        except OSError as error:
+            return f"cannot be read ({error.strerror or error})"
+        return None if same else "content changed since it was written (hash differs)"
+
+    def _whole(self, name: str) -> Place:
+        """A file that is small beside the rows, hashed when it is first read: no number comes from a damaged one."""
+        path = self._checked(name)
+        if name not in self._hashed:
+            if problem := self._hash_problem(name):
+                raise ValueError(
+                    f"{path}: {problem}; store.verify() lists what is damaged. The other shards are not touched by it; "
+                    f"remove {self.folder} and record again to make this one anew"
+                )
+            self._hashed.add(name)
+        return path
 
     def _checked(self, name: str) -> Place:
         path, expected = self.folder / name, self.card["files"][name]["bytes"]
@@ -336,15 +357,17 @@ def find_shard(folder: Place) -> Shard | None:
     """The shard in a folder; None where there is no shard.json: then it is no shard (yet).
 
     Raises:
-        ValueError: shard.json is damaged, or of a newer format.
+        ValueError: shard.json is damaged, cannot be read, or is of a newer format.
     """
     return shard_of(folder, *files.read_all([folder / CARD]))
 
 
-def shard_of(folder: Place, data: bytes | None) -> Shard | None:
-    """As `find_shard`, from the content of shard.json; None where there is none."""
+def shard_of(folder: Place, data: bytes | OSError | None) -> Shard | None:
+    """As `find_shard`, from the content of shard.json, or why it cannot be read; None where there is none."""
     if data is None:
         return None
+    if isinstance(data, OSError):
+        raise ValueError(f"{folder / CARD} cannot be read ({data.strerror or data}): make it readable")
     card = files.unsealed(folder / CARD, data)
     if card["format"] > FORMAT:
         raise ValueError(f"{folder} has format {card['format']}, newer than the {FORMAT} known here: update interp")

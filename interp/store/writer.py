@@ -56,6 +56,10 @@ _MENDS = {
     "choose another path",
     errno.ENOENT: "it was moved or removed while it was written: put it back and record again",
 }
+_MENDS[errno.EFBIG] = (
+    "a file may not grow any further; finished shards are kept, so raise the limit (ulimit -f) or choose another disk, and "
+    "record again"
+)
 _MENDS[errno.EPERM] = _MENDS[errno.EACCES]
 """What to do about an error of the operating system."""
 

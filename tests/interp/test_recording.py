@@ -2,13 +2,6 @@
 
 import json
 import logging
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -385,48 +378,6 @@ def test_going_on_keeps_batches_and_threads_of_the_beginning(model, tmp_path):
     finally:
         torch.set_num_threads(threads)
     assert file_bytes(tmp_path / "parts") == file_bytes(tmp_path / "whole")
-
-
-KILLED = """
-import sys
-sys.path[:0] = [{support!r}]
-from interp.recording import plan, record
-from tiny import tiny_model
-plan.SHARD_ROWS, plan.SHARD_TOKENS = 60, 400
-texts = [("text %d " % i) * (1 + i % 5) for i in range(300)]
-record(tiny_model(), texts, path={path!r}, batch_size=4, progress=lambda done, total, n: print(done, flush=True))
-"""
-
-
-@pytest.mark.slow
-def test_kill_9_at_random_moments(tmp_path):
-    """Every open succeeds, no committed row is lost, and in the end the bytes are those of a run without kills."""
-
-    def start(path):
-        script = KILLED.format(support=str(Path(__file__).parents[1] / "support"), path=str(path))
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
-
-    whole = start(tmp_path / "whole")
-    whole.communicate()
-    assert whole.returncode == 0
-    moments, kept = random.Random(0), 0
-    for _ in range(4):
-        child = start(tmp_path / "killed")
-        assert child.stdout is not None
-        for _ in range(moments.randrange(1, 30)):
-            child.stdout.readline()
-        time.sleep(moments.random() * 0.02)  # any moment of a batch or of a commit
-        child.send_signal(signal.SIGKILL)
-        child.communicate()
-        store = open_store(tmp_path / "killed")
-        assert store.n_rows >= kept
-        assert all(store.verify().problem == "not recorded, or gone")
-        kept = store.n_rows
-    last = start(tmp_path / "killed")
-    last.communicate()
-    assert last.returncode == 0
-    assert file_bytes(tmp_path / "killed") == file_bytes(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from safetensors import safe_open
 
 from interp.store import Moments, NormHistogram, ShardData, Store, StoreWriter, batches, files, open_store, require_room
 from interp.store.shard import leftovers, write_shard
-from interp.store.stats import row_norms
 
 SITE, HEADS = "blocks.0.hook_resid_post", "blocks.0.attn.hook_z"
 CARD = {

@@ -25,6 +25,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+from tiny import tiny_model
+
+import interp
+from interp.recording import plan, record
+from interp.store import Store, open_store
+
+UNRECORDED = "not recorded, or gone"
+"""What verify() says of a shard that is not there."""
 _ALONE = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -80,33 +89,32 @@ def call(function: Callable[..., Any], *args: Any) -> Any:
     return outcome.value
 
 
+def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+    """Wait until a condition holds. AssertionError when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.001)
+
+
+# What is interrupted ------------------------------------------------------------------------------------------------
+
+
 def record_texts(path: Path, n_texts: int, progress: Any = False) -> int:
     """A recording to interrupt, for a child: a tiny model, shards of about 60 rows. The number of rows."""
-    from tiny import tiny_model
-
-    from interp.recording import record
-
     small_shards()
-    sites = ["resid_post:*", "z:1"]
-    return record(tiny_model(), texts(n_texts), sites=sites, path=path, batch_size=4, progress=progress).n_rows
+    options: dict[str, Any] = {"sites": ["resid_post:*", "z:1"], "head_stats": True, "batch_size": 4}
+    return record(tiny_model(), texts(n_texts), path=path, progress=progress, **options).n_rows
 
 
 def append_texts(path: Path, n_texts: int) -> int:
     """More texts for what `record_texts` made."""
-    from tiny import tiny_model
-
-    import interp
-
     small_shards()
     return interp.open_store(path).append(tiny_model(), texts(n_texts), batch_size=4, progress=False).n_rows
 
 
 def add_sites(path: Path) -> int:
     """More sites for what `record_texts` made."""
-    from tiny import tiny_model
-
-    import interp
-
     return len(interp.open_store(path).add_sites(tiny_model(), ["q:0", "embed"], batch_size=4, progress=False).sites)
 
 
@@ -117,9 +125,10 @@ def texts(count: int) -> list[str]:
 
 def small_shards(rows: int = 60, tokens: int = 400) -> None:
     """Shards of about so many rows, and at most so many tokens, in this process."""
-    from interp.recording import plan
-
     plan.SHARD_ROWS, plan.SHARD_TOKENS = rows, tokens
+
+
+# What must be left of it --------------------------------------------------------------------------------------------
 
 
 def file_bytes(folder: Path) -> dict[str, bytes]:
@@ -128,12 +137,22 @@ def file_bytes(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> None:
-    """Wait until a condition holds. AssertionError when it does not in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.001)
+def check_rest(path: Path, whole: Store) -> Store:
+    """A store that misses shards, and nothing else: what is there has the right rows."""
+    store = open_store(path)
+    assert 0 < store.n_texts < whole.n_texts
+    same = whole.tokens.text.isin(store.tokens.text).to_numpy()
+    for site in store.sites:
+        assert torch.equal(store.rows(site, slice(None)), whole.rows(site, same))
+    assert set(store.verify().problem) == {UNRECORDED}
+    return store
+
+
+def goes_on(path: Path, whole: Store) -> None:
+    """The same call finishes the store, and its bytes are those of the undisturbed one."""
+    call(record_texts, path, whole.n_texts)
+    assert file_bytes(path) == file_bytes(whole.path)
+    assert not list((path / "shards").glob(".*"))
 
 
 # The server ---------------------------------------------------------------------------------------------------------
@@ -163,12 +182,7 @@ def _ask(*request: Any) -> Any:
 
 
 def _serve(connection: Connection) -> None:
-    import pyarrow.parquet  # noqa: F401  # everything that a child would have to import first
-    import tiny
-
-    import interp.recording  # noqa: F401
-
-    tiny.tiny_model()  # torch prepares itself on first use
+    tiny_model()  # torch prepares itself on first use
     pipes: dict[int, int] = {}
     while True:
         try:

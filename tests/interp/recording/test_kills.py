@@ -17,12 +17,11 @@ from typing import Any
 
 import pytest
 import torch
-from crash import Child, add_sites, append_texts, call, file_bytes, record_texts, start
+from crash import UNRECORDED, Child, add_sites, append_texts, call, file_bytes, record_texts, start
 
 from interp.store import Store, open_store
 
 KILLS = 60
-UNRECORDED = "not recorded, or gone"
 
 
 def check(path: Path, whole: Store) -> Store:
@@ -62,7 +61,7 @@ def kill_somewhere(child: Child, path: Path, chance: random.Random) -> None:
     if kind == "commit":
         while not half_made(path) and not child.ended:
             pass
-    time.sleep(chance.random() * {"start": 0.2, "shard": 0.03, "commit": 0.01}[kind])
+    time.sleep(chance.random() * {"start": 0.1, "shard": 0.03, "commit": 0.004}[kind])
     child.kill()
 
 
