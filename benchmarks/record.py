@@ -140,7 +140,7 @@ def loaded(name: str, dtype: torch.dtype) -> Any:
 
 def passes(layers: Sequence[int], dtype: torch.dtype) -> dict[str, Pass]:
     """The peers that are given batches: a pass that stops after the last of `layers`."""
-    probe = [torch.arange(1000, 1000 + LENGTH).expand(8, -1)]
+    probe = [torch.arange(1000, 1000 + LENGTH // 2).expand(8, -1)]
     by_lens = [lens_pass(loaded(name, dtype), layers) for name in ("hooked_transformer", "bridge")]
     for run in by_lens:  # the first call of each is slower
         seconds_of(run, probe)

@@ -7,6 +7,7 @@ layers: `resid_post:6`, `resid_post:4-12` (both ends included), `resid_post:-1` 
 
 import difflib
 import fnmatch
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -137,6 +138,7 @@ class Selector:
     """Index on the kind's component axis, None for all."""
 
 
+@functools.cache
 def layer_of(name: str) -> int | None:
     """The layer of a full name, None for places outside the blocks."""
     found = re.match(r"blocks\.(\d+)\.", name)

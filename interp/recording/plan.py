@@ -31,6 +31,8 @@ log = logging.getLogger("interp.recording")
 
 SHARD_ROWS = 16_384
 """Rows that a shard holds about."""
+LEAST_ROWS, FEW_SHARDS = 2048, 8
+"""A small recording is cut into about eight shards, if each has so many rows: one is written while the next is computed."""
 SHARD_TOKENS = 4 * SHARD_ROWS
 """Most tokens that are computed for a shard, about: what a crash can cost."""
 SHARD_BYTES = 1 << 30
@@ -93,7 +95,8 @@ class Plan:
 
     def texts_per_shard(self, row_bytes: int) -> int:
         """The count of texts that makes a shard of a good size; `row_bytes` are those of a row of activations."""
-        rows = self.n_texts * min(SHARD_ROWS, SHARD_BYTES // row_bytes) / max(self.n_rows, 1)
+        most = min(SHARD_ROWS, SHARD_BYTES // row_bytes, max(LEAST_ROWS, self.n_rows // FEW_SHARDS))
+        rows = self.n_texts * most / max(self.n_rows, 1)
         tokens = self.n_texts * SHARD_TOKENS / max(self.n_tokens, 1)
         return max(1, min(round(rows), round(tokens)))
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 BLOCK_ROWS = 64
 """Neighbouring rows that stay together until they are mixed in the window, where single rows would be read too slowly."""
-WINDOW_BYTES = 32 << 20
+WINDOW_BYTES = 96 << 20
 """Memory for the window that is mixed; there are two, see above."""
 SINGLE_ROWS_BYTES = 4 << 30
 """Up to this size the rows of a store on this machine's disk are read one by one: its memory holds the file."""

@@ -247,7 +247,7 @@ class Store:
                 common and all the same number of batches of the same sizes; of all rows at most a block a rank is left
                 out, other ones in each epoch. `size` is that of each rank.
             prefetch: let a thread read ahead.
-            block: neighbouring rows that are read in one go and stay together until they are mixed in a window of 32 MB.
+            block: neighbouring rows that are read in one go and stay together until they are mixed in a window of 96 MB.
                 1 is a permutation of all rows; larger ones read a cold disk or an object store faster and mix less (how
                 much: `interp.store.batches`). None is 1 up to 4 GB of rows on this machine's disk, else 64.
 

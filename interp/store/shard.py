@@ -121,7 +121,7 @@ def _fill(folder: Place, data: ShardData) -> None:
     def write_site(site: str) -> tuple[dict[str, Any], tuple[SiteStats, Any, Any]]:
         acts = data.acts[site]
         found = site_stats(acts, ordinary)
-        record = files.write_durably(folder / f"{site}.safetensors", files.tensor_bytes(acts, {"site": site}))
+        record = files.write_tensor(folder / f"{site}.safetensors", acts, {"site": site})
         return record, found
 
     def write(entry: tuple[str, bytes]) -> tuple[str, dict[str, Any]]:

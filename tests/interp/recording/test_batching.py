@@ -78,9 +78,8 @@ def test_duplicates_take_no_place_of_their_own():
 def test_shared_beginnings_change_no_activation(family):
     model = shaken_model(family)
     texts = [
-        list(f"{start} {middle} {end}".encode())
-        for start in ("the city of", "the river")
-        for middle in ("Rome", "Oslo is far")
+        list(f"{start} {end}".encode())
+        for start in ("the city of Rome", "the river")
         for end in ("x", "and so on", "and so off", "and")
     ]
     if not can_share(model):
@@ -145,12 +144,13 @@ def test_a_tree_has_no_next_token_and_cannot_be_continued():
 def test_real_statements_are_computed_less_than_half(smollm, shared_data):
     with (shared_data / "truth/cities.csv").open() as file:
         texts = [smollm.tokenizer.encode(row["statement"]) for row in csv.DictReader(file)]
-    batches = passes(texts, Limits(None, 4096, share=True), Prices(smollm.cfg))
-    assert sum(batch.computed for batch in batches) < 0.47 * sum(map(len, texts))
-    batch, start = batches[-1], 0
+    limits, prices = Limits(None, 4096, share=True), Prices(smollm.cfg)
+    assert sum(batch.computed for batch in passes(texts, limits, prices)) < 0.47 * sum(map(len, texts))
+    texts = texts[:30]
+    (batch,), start = passes(texts, limits, prices), 0
     with torch.inference_mode():
         _, cache = smollm.run_with_cache(batch.tokens, "resid_post:0-15", stop_at_layer=16)
-        for text in batch.texts.tolist()[:12]:
+        for text in batch.texts.tolist():
             cells = torch.from_numpy(batch.cells[start : start + len(texts[text])])
             start += len(cells)
             _, alone = smollm.run_with_cache([texts[text]], "resid_post:0-15", stop_at_layer=16)

@@ -86,7 +86,7 @@ def test_a_bos_is_the_first_token():
     model = tiny_model()
     model.tokenizer = Tokenizer(model.tokenizer.backend, bos_id=256, eos_id=256, pad_id=257, add_bos=True, name="bos")
     store = record(model, ["ab", "abc"], sites="resid_post:1", head_stats=True, signals=True, progress=False)
-    first = store.tokens.is_first.to_numpy()
+    first = np.array(store.tokens.is_first)
     assert store.tokens.is_bos.to_numpy().tolist() == first.tolist()
     assert torch.allclose(store.head_stats(1)["first"][first], torch.ones(2, 4))
     assert store.tokens.logprob.isna().tolist() == first.tolist()

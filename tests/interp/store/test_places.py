@@ -125,7 +125,7 @@ def test_some_rows_are_read_by_their_bytes(memory, monkeypatch):
     rows, d = 40_000, 64
     tensor = torch.arange(rows * d, dtype=torch.float32).view(rows, d)
     path = as_place(memory) / "site"
-    record = files.write_durably(path, files.tensor_bytes(tensor, {}))
+    record = files.write_tensor(path, tensor, {})
     asked = []
     plain = MemoryFileSystem.cat_file
 
