@@ -17,6 +17,7 @@ from interp.recording.job import Job
 from interp.recording.signals import NO_RANK, SIGNALS, token_signals
 from interp.recording.texts import Texts
 from interp.store import DTYPES
+from interp.store.files import empty_rows
 
 
 class ShardRows:
@@ -26,7 +27,7 @@ class ShardRows:
         self._job, self._texts = job, texts
         n_rows = len(texts.row_text)
         self.acts = {
-            site: torch.empty(n_rows, math.prod(shape), dtype=DTYPES[job.dtype]) for site, shape in job.shapes.items()
+            site: empty_rows(n_rows, math.prod(shape), DTYPES[job.dtype]) for site, shape in job.shapes.items()
         }
         self.heads: dict[str, Tensor] = {}
         self._signals = {name: torch.full((n_rows,), NO_RANK, dtype=dtype) for name, dtype in SIGNALS.items()}

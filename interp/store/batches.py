@@ -27,6 +27,8 @@ import xxhash
 from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
+from interp.store.files import empty_rows
+
 BLOCK_ROWS = 64
 """Neighbouring rows that stay together until they are mixed in the window, where single rows would be read too slowly."""
 WINDOW_BYTES = 96 << 20
@@ -259,8 +261,8 @@ def _take(acts: Float[Tensor, "n d"], place: Int[np.ndarray, " row"]) -> Float32
         return acts.index_select(0, torch.from_numpy(place).to(acts.device)).float()
     # numpy copies whole rows, on one core; index_select in half precision takes twice as long, and all cores for it,
     # for which it has to wait wherever something else is at work.
-    found = acts.detach().view(bits).numpy().take(place, axis=0)
-    return torch.from_numpy(found).view(acts.dtype).float()
+    found = torch.from_numpy(acts.detach().view(bits).numpy().take(place, axis=0)).view(acts.dtype)
+    return found if acts.dtype == torch.float32 else empty_rows(len(found), found.shape[1], torch.float32).copy_(found)
 
 
 def _length(rows: Mapping[str, Tensor]) -> int:

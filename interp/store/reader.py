@@ -397,7 +397,7 @@ class Store:
     def _read(self, site: str, index: Int[np.ndarray, " n"]) -> Shaped[Tensor, "n d"]:
         """Rows `index` (ascending, in range) in the dtype of the disk."""
         index = index if self._chosen is None else self._chosen[index]
-        out = torch.empty(len(index), self.width(site), dtype=files.DTYPES[self.dtype])
+        out = files.empty_rows(len(index), self.width(site), files.DTYPES[self.dtype])
         cuts = np.searchsorted(index, self._starts).tolist()
         for shard, start, a, b in zip(self._shards, self._starts.tolist(), cuts, cuts[1:]):
             if b > a:
