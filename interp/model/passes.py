@@ -126,8 +126,9 @@ class ForwardPass(NamedWeights):
             tokens = Tokens(ids, torch.ones_like(ids, dtype=torch.bool))
         if tokens.ids.shape != x.shape[:2]:
             raise ValueError(f"tokens {tuple(tokens.ids.shape)} do not fit a stream {tuple(x.shape)}")
-        if int(tokens.lengths.max()) > self.cfg.n_ctx:
-            raise ValueError(f"the stream has {int(tokens.lengths.max())} tokens, the context holds {self.cfg.n_ctx}")
+        longest = int(tokens.positions.max()) + 1
+        if longest > self.cfg.n_ctx:
+            raise ValueError(f"the stream has {longest} tokens, the context holds {self.cfg.n_ctx}")
         return x, tokens.to(self.device)
 
     def _prompt_len(self, prompt_len: int | Sequence[int] | None, tokens: Tokens) -> Int[Tensor, " batch"] | None:

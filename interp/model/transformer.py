@@ -94,7 +94,7 @@ class HookedTransformer(Generating):
         empty = (~tokens.mask.any(1)).nonzero()[:, 0].tolist()
         if empty or not ids.numel():
             raise ValueError(f"text {empty[0] if empty else 0} is empty: there is no token to run the model on")
-        longest = int(tokens.mask.sum(1).max())
+        longest = int(tokens.positions.max()) + 1  # of a text: a row may hold many
         if longest > n_ctx:
             raise ValueError(
                 f"the text has {longest} tokens, the model's context holds {n_ctx}; shorten or split the text "

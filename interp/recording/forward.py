@@ -78,7 +78,7 @@ def _generated_shard(job: Job, run: Run, index: int, texts: Texts, report: Repor
     done: list[tuple[list[int], list[ActivationCache]]] = []
     new_ids: list[list[int]] = [[] for _ in range(len(texts))]
     for prompts in prompt_batches(job, run, texts):
-        out = job.model.generate(prompts.batch.tokens, sites=_wanted(job)[0], **(job.generate or {}))
+        out = job.model.generate(prompts.batch.tokens, sites=_wanted(job)[0], **_one_more(job))
         pairs = [(text, row.cache) for row, same in zip(out.rows, prompts.texts, strict=True) for text in same]
         caches = [cache for _, cache in pairs if cache is not None]
         for (text, _), cache in zip(pairs, caches, strict=True):
@@ -94,6 +94,13 @@ def _generated_shard(job: Job, run: Run, index: int, texts: Texts, report: Repor
         n_tokens = sum(len(whole.tokens_of(text)) for text in chosen)
         rows.take(np.array(chosen), np.arange(n_tokens), values, stream, {})
     return ShardData(index, whole.examples, rows.token_table(), rows.acts)
+
+
+def _one_more(job: Job) -> dict[str, Any]:
+    """The options of generation with room for one more token: it is chosen and thrown away, for only then is the last one
+    that was asked for fed to the model and has activations."""
+    options = dict(job.generate or {})
+    return {**options, "max_new_tokens": int(options["max_new_tokens"]) + 1}
 
 
 def prompt_batches(job: Job, run: Run, texts: Texts) -> list[Prompts]:

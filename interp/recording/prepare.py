@@ -96,7 +96,10 @@ def prepared(
     _refuse_unfit(model, engine, signals, head_stats, options)
     stop = stop_layer(names, model.cfg.n_layers, signals)
     examples = iter_examples(data, text=text, label=label, group=group, limit=limit)
-    new_tokens = None if options is None else options["max_new_tokens"]
+    new_tokens = None
+    if options is not None:
+        new_tokens = options["max_new_tokens"]
+        max_length = min(max_length, model.cfg.n_ctx - 1)  # the last new token is fed, which needs one to come after it
     plan = make_plan(
         examples, model.tokenizer, rules, bos=bos, long=long, stride=stride, max_length=max_length, generate=new_tokens
     )

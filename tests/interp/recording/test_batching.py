@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import FAMILIES, shaken_model, tiny_config, tiny_model
 
+from interp.recording import record
 from interp.recording.batching import Batch, Limits, Prices, make_batches
 from interp.recording.job import can_share
 from interp.tokens import Tokens
@@ -139,6 +140,18 @@ def test_a_tree_has_no_next_token_and_cannot_be_continued():
     for call in (tiny_model().loss, tiny_model().generate):
         with pytest.raises(ValueError, match=r"texts one by one|joined texts"):
             call(tree)
+
+
+def test_a_tree_may_hold_more_tokens_than_the_context():
+    model = tiny_model(n_ctx=16)
+    texts = [f"abcdefgh{end}" for end in ("ijklmn", "opqrst", "uvwxyz", "012345")]
+    store = record(model, texts, "resid_post:1", dtype="float32", progress=False)
+    assert store.card["run"]["share"]
+    for number, text in enumerate(texts):
+        expected = model.run_with_cache(text, "resid_post:1")[1]["resid_post:1"][0]
+        torch.testing.assert_close(store.activations(number)["blocks.1.hook_resid_post"], expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="17 tokens"):
+        model("a" * 17)
 
 
 def test_real_statements_are_computed_less_than_half(smollm, shared_data):

@@ -103,8 +103,7 @@ def test_generated_tokens_are_recorded_while_they_are_made(model):
     for number, prompt in enumerate(prompts):
         out = model.generate(prompt, **options)
         ids = store.token_ids(number).tolist()
-        assert ids == [*model.tokenizer.encode(prompt), *out.tokens][: len(ids)]
-        assert len(ids) >= len(prompt) + len(out.tokens) - 1
+        assert ids == [*model.tokenizer.encode(prompt), *out.tokens]
         rows = np.flatnonzero(store.tokens.text == number)
         tokens = store.tokens.iloc[rows]
         assert tokens["rule:generated"].tolist() == [position >= len(prompt) for position in tokens.position]
@@ -137,6 +136,18 @@ def test_generation_goes_on_after_an_interruption(model, tmp_path, monkeypatch):
     for file in sorted((tmp_path / "whole").rglob("*")):
         if file.is_file() and file.name != ".lock":
             assert file.read_bytes() == (tmp_path / "parts" / file.relative_to(tmp_path / "whole")).read_bytes()
+
+
+def test_all_new_tokens_have_rows_also_where_the_context_ends(model):
+    prompts = ["ab", "y" * 107]
+    store = record(model, prompts, SITES, tokens="generated", generate=20, dtype="float32", progress=False)
+    assert store.tokens.groupby("text").size().tolist() == [20, 20]
+    for number, prompt in enumerate(prompts):
+        assert store.examples.text[number] == prompt + model.generate(prompt, 20).text
+    one = record(model, ["ab"], SITES, tokens="generated", generate=1, progress=False)
+    assert one.tokens.position.tolist() == [2]
+    with pytest.raises(ValueError, match="108"):
+        record(model, ["y" * 108], SITES, tokens="generated", generate=20, progress=False)
 
 
 @pytest.mark.parametrize(
