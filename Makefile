@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests run side by side, each worker with one thread: most of them wait for Python, not for products.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 .PHONY: help setup demo test test-fast lint format bench screenshots clean
@@ -33,10 +36,10 @@ demo: $(VENV)/.app
 	@$(BIN)/interp demo $(DEMO)
 
 test: $(VENV)/.dev
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(PYTEST) $(TESTS)
 
 test-fast: $(VENV)/.dev
-	@$(BIN)/python -m pytest -m "not slow and not browser" $(TESTS)
+	@$(PYTEST) -m "not slow and not browser" $(TESTS)
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .

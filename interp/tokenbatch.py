@@ -105,13 +105,13 @@ class Tokens:
     def ancestors(self) -> Bool[Tensor, "batch pos pos"]:
         """In a tree: True where the second place is the first one itself or stands on the way from its root to it."""
         assert self.parents is not None
-        batch, n = self.parents.shape
-        found = torch.eye(n, dtype=torch.bool, device=self.parents.device).repeat(batch, 1, 1)
-        rows = torch.arange(batch, device=self.parents.device)
+        (batch, n), parents = self.parents.shape, self.parents.cpu()  # many small steps, which a GPU is slow at
+        found = torch.eye(n, dtype=torch.bool).repeat(batch, 1, 1)
+        rows = torch.arange(batch)
         for place in range(1, n):  # a parent stands before its child, so its own row is complete
-            parent = self.parents[:, place]
+            parent = parents[:, place]
             found[:, place] |= found[rows, parent.clamp(min=0)] & (parent >= 0)[:, None]
-        return found
+        return found.to(self.parents.device)
 
     def row(self, index: int) -> list[int]:
         """The real token ids of one row."""

@@ -8,6 +8,9 @@ import pandas as pd
 
 import interp
 from interp.cli.output import json_option, show
+from interp.store import as_place
+from interp.store.place import names
+from interp.store.writer import SHARDS, STORE_CARD
 
 
 @click.command(
@@ -129,11 +132,16 @@ def store() -> None:
 @click.argument("path")
 @json_option
 def info(path: str, as_json: bool) -> None:
-    """Sites, rows, and what the statistics left out."""
+    """Model, texts and rows, and for each site what the statistics left out."""
     found = interp.open_store(path)
-    if not as_json:
-        click.echo(repr(found))
-    show(found.to_frame(), as_json)
+    said, sites = found.summary(), found.to_frame()
+    if as_json:
+        show({**said, "sites": sites.to_dict("records")}, as_json)
+        return
+    click.echo(repr(found))
+    rules = [said["tokens"]] if isinstance(said["tokens"], str) else said["tokens"]
+    click.echo(f"model {said['model']} ({said['model_fingerprint']}), tokens {', '.join(rules)}")
+    show(sites, as_json)
 
 
 @store.command(epilog="Example: interp store verify runs/demo/stores/capitals")
@@ -188,14 +196,24 @@ def merge(out: str, paths: tuple[str, ...], as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def rm(path: str, yes: bool) -> None:
     """Remove a store, after asking; a folder that is none, or holds anything else, is refused."""
+    if not yes and not _agreed(path):
+        raise click.ClickException(f"not removed: {path}")
+    interp.remove_store(path)
+    click.echo(f"removed {path}")
+
+
+def _agreed(path: str) -> bool:
+    """Whether a person says that a store may go; where there is none, there is nothing to ask, and removing says so."""
+    if not {STORE_CARD, SHARDS} & set(names(as_place(path))):
+        return True
     try:
         what = repr(interp.open_store(path))
     except ValueError as error:
         what = f"{path} ({error})"
-    if not yes:
-        click.confirm(f"Remove {what}?", abort=True, err=True)
-    interp.remove_store(path)
-    click.echo(f"removed {path}")
+    try:
+        return click.confirm(f"Remove {what}?", err=True)
+    except click.Abort:
+        return False
 
 
 COMMANDS = (record, store)

@@ -4,7 +4,8 @@
 2. CSV, TSV, JSONL and text come a piece at a time, Parquet in batches, a JSON array object by object.
 3. CSV and TSV know text only. A column where every value is a number becomes numbers, which the last row alone can tell:
    such a file is read twice, first for its column types and no further than `limit`. Files that are read as one table
-   are looked through together, so that a column has one type in all of them.
+   are looked through together, so that a column has one type in all of them. What a number would not give back as it is
+   written (`007`, a whole number of more than 64 bits) is no number: it is a code, and its column stays text.
 
 `read_rows` is the same for a file that fits into memory: all rows then have the same keys.
 """
@@ -13,9 +14,11 @@ import contextlib
 import gzip
 import io
 import json
+import math
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
@@ -35,7 +38,8 @@ PIECE_BYTES = 1 << 20
 """Characters of a JSON array that are read at a time, and bytes of a column of Parquet."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
-_NUMBERS = ((re.compile(r"-?(0|[1-9]\d{0,15})"), int), (re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?"), float))
+_WHOLE = re.compile(r"0|-?[1-9]\d{0,18}")
+_DECIMAL = re.compile(r"-?(0|[1-9]\d*)(\.\d+([eE][-+]?\d+)?|[eE][-+]?\d+)")
 
 
 def read_rows(path: Path, as_text: Sequence[str] = FIXED) -> list[Row]:
@@ -51,6 +55,7 @@ def read_rows(path: Path, as_text: Sequence[str] = FIXED) -> list[Row]:
         raise ValueError(f"cannot read {path.name}: the ending says the format, one of {', '.join(FORMATS)}")
     if kind == ".parquet":
         with _damage_named(path):
+            refuse_twice(pq.read_schema(path).names)
             rows = [
                 {str(name): plain(value) for name, value in row.items()}
                 for row in pd.read_parquet(path).to_dict("records")
@@ -98,6 +103,7 @@ def columns_of(path: Path) -> list[str] | None:
     """The columns that a file declares; None where each row has its own (JSON) or there are none (text)."""
     with _damage_named(path):
         if format_of(path) in (".csv", ".tsv"):
+            _refuse_twice_in_header(path)
             return list(pd.read_csv(path, sep=separator(path), encoding="utf-8-sig", dtype=str, nrows=0).columns)
         return list(pq.read_schema(path).names) if format_of(path) == ".parquet" else None
 
@@ -154,8 +160,24 @@ def _rows_of(path: Path, numbers: dict[str, type], limit: int | None) -> Iterato
 # ------------------------------------------------------------------------------------------------------ CSV, Parquet
 
 
+def refuse_twice(columns: Iterable[Any]) -> None:
+    """Refuse a table in which two columns have one name: a row could hold only one of them."""
+    counts = Counter(map(str, columns))
+    if twice := [name for name in counts if counts[name] > 1]:
+        raise ValueError(f"{counts[twice[0]]} of its columns are called {twice[0]!r}: rename or drop all but one")
+
+
+def _refuse_twice_in_header(path: Path) -> None:
+    # Read as a row: of a header pandas makes `text` and `text.1`. Columns without a name get one from it.
+    header = pd.read_csv(
+        path, sep=separator(path), encoding="utf-8-sig", dtype=str, keep_default_na=False, header=None, nrows=1
+    )
+    refuse_twice(name for name in header.iloc[0] if name)
+
+
 def _frames(path: Path, limit: int | None) -> Iterator[pd.DataFrame]:
     """Pieces of a CSV or TSV file, at most `limit` rows."""
+    _refuse_twice_in_header(path)
     # Everything is read as text, since pandas would take the text `NA` for a missing one.
     with pd.read_csv(
         path,
@@ -183,7 +205,7 @@ def _number_columns(paths: Sequence[Path], as_text: Sequence[str], limit: int | 
                 count += len(frame)
                 for name in frame.columns.difference(list(as_text)):
                     values, kind = frame[name].tolist(), kinds.get(name, 0)
-                    while kind < len(_NUMBERS) and not _all_match(_NUMBERS[kind][0], values):
+                    while kind < len(_NUMBERS) and not all(map(_NUMBERS[kind][0], values)):
                         kind += 1
                     kinds[name] = kind
                 if all(kind == len(_NUMBERS) for kind in kinds.values()):
@@ -195,14 +217,29 @@ def _number_columns(paths: Sequence[Path], as_text: Sequence[str], limit: int | 
     return {name: _NUMBERS[kind][1] for name, kind in kinds.items() if kind < len(_NUMBERS)}
 
 
-def _all_match(pattern: re.Pattern[str], values: Sequence[Any]) -> bool:
-    return all(isinstance(value, str) and pattern.fullmatch(value) for value in values)
+def _is_int(value: Any) -> bool:
+    """Whether 64 bits hold a value, which is written without zeros in front."""
+    return isinstance(value, str) and _WHOLE.fullmatch(value) is not None and -(2**63) <= int(value) < 2**63
+
+
+def _is_float(value: Any) -> bool:
+    """Whether a float holds a value: a decimal number of its range, or a whole one of which it keeps every digit."""
+    if not isinstance(value, str):
+        return False
+    if _DECIMAL.fullmatch(value):
+        return math.isfinite(float(value))
+    return _WHOLE.fullmatch(value) is not None and abs(int(value)) <= 2**53
+
+
+_NUMBERS = ((_is_int, int), (_is_float, float))
+"""What the columns of CSV and TSV files are tried as, in this order."""
 
 
 def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
     # Without `pre_buffer`, which holds the pages of a whole row group.
     with pq.ParquetFile(path, pre_buffer=False, buffer_size=PIECE_BYTES) as file:
         # pandas writes the index of a filtered table as a column without a name of its own.
+        refuse_twice(file.schema_arrow.names)
         names = [name for name in file.schema_arrow.names if not re.fullmatch(r"__index_level_\d+__", name)]
         for batch in file.iter_batches(PIECE_ROWS, columns=names):
             yield from batch.to_pylist()

@@ -26,6 +26,8 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, np.ndarray):
         return [plain(item) for item in value.tolist()]
+    if isinstance(value, tuple):
+        return list(value)
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or value is pd.NA or value is pd.NaT or (isinstance(value, float) and math.isnan(value)):

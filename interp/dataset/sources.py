@@ -17,7 +17,15 @@ from urllib.parse import parse_qsl
 import pandas as pd
 
 from interp.content import content_folder
-from interp.dataset.files import PIECE_ROWS, STREAMED, columns_of, format_of, iter_rows, read_document
+from interp.dataset.files import (
+    PIECE_ROWS,
+    STREAMED,
+    columns_of,
+    format_of,
+    iter_rows,
+    read_document,
+    refuse_twice,
+)
 from interp.dataset.load import LOADERS, bundled_cards, existing_file
 from interp.dataset.types import Dataset, Example
 
@@ -49,6 +57,10 @@ def open_items(data: Any, as_text: Sequence[str], limit: int | None) -> Items:
     if isinstance(data, Example):
         return iter([("", data)])
     if isinstance(data, pd.DataFrame):
+        try:
+            refuse_twice(data.columns)
+        except ValueError as error:
+            raise ValueError(f"cannot read the DataFrame: {error}") from None
         return _frame_rows(data)
     if isinstance(data, Mapping) and data and all(hasattr(part, "column_names") for part in data.values()):
         raise ValueError(
@@ -72,7 +84,7 @@ def _named(data: str, as_text: Sequence[str], limit: int | None) -> Items:
     """A string is an address, a bundled set, a file or folder that is there, or else a text."""
     if data.startswith("hf:"):
         return (("", row) for row in _hub(data))
-    if re.fullmatch(r"[\w-]+", data):
+    if _is_word(data):
         cards = bundled_cards()
         if data in cards:
             return _bundled(cards[data], as_text, limit)
@@ -83,15 +95,35 @@ def _named(data: str, as_text: Sequence[str], limit: int | None) -> Items:
     if os.path.isdir(path):
         log.info("%r is read as the folder of that name; pass [%r] for the text itself", data, data)
         return _folder(Path(path), as_text, limit)
-    if _ends_as_data(data) and os.path.isfile(path):
-        return _file(Path(path), as_text, limit)
-    if _ends_as_data(data) and not re.search(r"\s", data):
-        raise ValueError(f"there is no file {data}; pass [{data!r}] if that is the text itself")
+    if os.path.isfile(path):
+        try:
+            return _file(Path(path), as_text, limit)
+        except ValueError as error:
+            raise ValueError(f"{error}; pass [{data!r}] if that is the text itself") from None
+    if _is_meant_as_path(data):
+        kind = "folder" if data.endswith("/") else "file"
+        raise ValueError(f"there is no {kind} {data}; pass [{data!r}] if that is the text itself")
     return iter([("", data)])
 
 
-def _ends_as_data(name: str) -> bool:
-    return format_of(name) is not None or Path(name).suffix.lower() in DOCUMENTS
+def _is_meant_as_path(data: str) -> bool:
+    """Whether a string is no sentence: it ends as a data file or a folder, and is one word or begins with a folder."""
+    words = data.split()
+    if len(data) > 1000:
+        return False
+    ends = data.endswith("/") or format_of(data) is not None or Path(data).suffix.lower() in DOCUMENTS
+    return ends and (len(words) == 1 or "/" in words[0])
+
+
+def folder_of(data: Any) -> Path | None:
+    """The folder that `open_items` reads for `data`; None where it reads something else."""
+    if isinstance(data, str) and not data.startswith("hf:") and not (_is_word(data) and data in bundled_cards()):
+        path = os.path.expanduser(data)
+        return Path(path) if os.path.isdir(path) else None
+    if isinstance(data, os.PathLike):
+        path = Path(os.fsdecode(data)).expanduser()
+        return path if path.is_dir() else None
+    return None
 
 
 def _bundled(card: Mapping[str, Any], as_text: Sequence[str], limit: int | None) -> Items:
@@ -131,6 +163,10 @@ def _hub(address: str) -> Iterable[Any]:
             f"{address!r} has the splits {', '.join(map(str, data))}: say which, {address}?split={next(iter(data))}"
         )
     return next(iter(data.values()))
+
+
+def _is_word(data: str) -> bool:
+    return re.fullmatch(r"[\w-]+", data) is not None
 
 
 # --------------------------------------------------------------------------------------------------- files and folders

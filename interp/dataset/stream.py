@@ -11,8 +11,12 @@
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, time, timedelta
+from decimal import Decimal
 from itertools import islice
+from pathlib import PurePath
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 
@@ -25,6 +29,8 @@ _MISSING = ("", "nan", "none", "null")
 _WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 _TEXT_COLUMNS = ("text", "statement", "messages")
 """What `text` means where it is left at its default: the first of these that there is."""
+_WRITTEN = (str, date, time, timedelta, np.datetime64, np.timedelta64, Decimal, UUID, PurePath)
+"""Values that are kept as the text that they are written as; that of any other object may be its place in memory."""
 
 
 def iter_examples(
@@ -58,12 +64,14 @@ def iter_examples(
 
     Returns:
         An iterator. A column that is called text, label, group or split and is not read as such goes to `meta` as
-        `label_column` and so on. Rows of JSON and dicts have in `meta` only the columns that they have themselves.
+        `label_column` and so on. Rows of JSON and dicts have in `meta` only the columns that they have themselves. Dates,
+        times, decimals and paths in `meta` are text.
 
     Raises:
         ValueError: at once for a source that cannot be read or a `limit` below 1; on the way for a damaged file, an
             item that is none of these, an empty text (in a row: a blank one), a missing text column (the message lists
-            those present), a label of another kind, or no text at all.
+            those present), two columns of one name, a column that is asked for by its name where items have none, a
+            label of another kind, a value that is neither text nor number nor made of them, or no text at all.
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ValueError(f"limit is the most texts to read, at least 1, or None for all; got {limit!r}")
@@ -76,6 +84,10 @@ def _examples(items: Iterator[tuple[str, Any]], columns: "_Columns") -> Iterator
     number = -1
     for number, (place, item) in enumerate(items):
         which = f"text {number} ({place})" if place else f"text {number}"
+        if columns.asked_for and not isinstance(item, Mapping):
+            raise ValueError(
+                f"{which} has no columns, so {columns.asked_for} names nothing: leave it out, or pass rows (dicts)"
+            )
         if isinstance(item, str):
             example = Example(str(item))
         elif isinstance(item, Example):
@@ -97,14 +109,22 @@ def _examples(items: Iterator[tuple[str, Any]], columns: "_Columns") -> Iterator
 
 
 def _given(example: Example, which: str) -> Example:
-    """A caller's example, with a label that is an int and a conversation that is one."""
+    """A caller's example, with fields of the types that they promise."""
     if not isinstance(example.text, str):
         raise ValueError(f"{which} is a {type(example.text).__name__}: write it as text")
+    if not isinstance(example.meta, Mapping):
+        raise ValueError(f"{which}: its meta is {example.meta!r:.80}: pass a dict, column -> value")
+    changed: dict[str, Any] = {}
     if example.messages is not None:
-        example = dataclasses.replace(example, messages=_conversation(example.messages, which))
+        changed["messages"] = _conversation(example.messages, which)
     if type(example.label) not in (int, type(None)):
-        example = dataclasses.replace(example, label=_label(example.label, "label", which))
-    return example
+        changed["label"] = _label(example.label, "label", which)
+    for name in ("group", "split"):
+        if type(getattr(example, name)) not in (str, type(None)):
+            changed[name] = _name(getattr(example, name), name, which)
+    if any(type(name) is not str for name in example.meta):
+        changed["meta"] = _with_names(example.meta, which)
+    return dataclasses.replace(example, **changed) if changed else example
 
 
 # --------------------------------------------------------------------------------------------------------------- rows
@@ -117,9 +137,12 @@ class _Columns:
         self.text, self.label, self.group = text, label, group or "group"
         self.named = {name for name in (label if label != "label" else None, group) if name is not None}
         self.settled = False
+        asked = {"text": text if text != "text" else None, "label": label if label != "label" else None, "group": group}
+        self.asked_for = ", ".join(f"{option}={name!r}" for option, name in asked.items() if name is not None)
+        """The columns that a caller named, as in the call."""
 
     def example(self, item: Mapping[Any, Any], which: str) -> Example:
-        row = {str(name): value for name, value in item.items()}
+        row = _with_names(item, which)
         if not self.settled:
             self._settle(row, which)
         if self.text not in row:
@@ -147,6 +170,15 @@ class _Columns:
             if name not in row:
                 raise unknown(f"{which} has no column", name, list(row))
         self.settled = True
+
+
+def _with_names(row: Mapping[Any, Any], which: str) -> dict[str, Any]:
+    """The row with names that are text."""
+    named = {str(name): value for name, value in row.items()}
+    if len(named) < len(row):
+        twice = next(name for name in named if sum(str(other) == name for other in row) > 1)
+        raise ValueError(f"{which} has two columns that are written {twice!r}: rename one of them")
+    return named
 
 
 def _text(value: Any, name: str, which: str) -> str:
@@ -193,6 +225,11 @@ def _meta(row: Mapping[str, Any], used: set[str | None], which: str) -> dict[str
             if kept != name and kept in row:
                 raise ValueError(f"{which} has the columns {name!r} and {kept!r}: rename one of them")
             meta[kept] = plain(value)
+            if isinstance(meta[kept], str) and not isinstance(value, _WRITTEN):
+                raise ValueError(
+                    f"{which} has a {type(value).__name__} in its column {name!r}, which is neither text nor a number nor "
+                    "a list or dict of them: write it as one of these, or leave the column out"
+                )
     return meta
 
 

@@ -10,6 +10,8 @@ from interp.recording.inputs import Encoded, Input, Reader, Stretches
 from interp.recording.rules import Rows, TokenizedText, rows_of
 
 LONG_RULES = ("error", "chunk", "truncate")
+SOME = 5
+"""Long texts that a message names, at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +78,8 @@ class Cutter:
             self.long = "error"
         self.n_long = 0
         """Examples over the limit so far."""
+        self.some_long: list[int] = []
+        """Numbers of the first few of them."""
         self._first_long: str | None = None
 
     def labels_seen(self) -> None:
@@ -95,6 +99,8 @@ class Cutter:
         whole = len(ids) <= self.limit
         if not whole:
             self.n_long += 1
+            if self.n_long <= SOME:
+                self.some_long.append(number)
             self._refuse(read, len(ids), number)
         if whole or self.long == "truncate":
             spans, prompt_len = self._reader.ranges(read, encoded, self.limit, number)
@@ -130,14 +136,17 @@ class Cutter:
         )
 
     def _refuse(self, read: Input, n: int, number: int) -> None:
-        spans = bool(self._reader.rules.spans)  # a cut may go through one
         if self.long == "truncate":
             return
+        spans = self._reader.rules.spans
         chunk = "" if spans or self._generate is not None else "long='chunk' (cut into texts of their own) or "
+        why = ""
+        if spans and self._generate is None:
+            why = f"; tokens={self._reader.rules.naming(spans[0])!r} picks from a span, which pieces would cut"
         new = f" (max_length={self._max_length}, {self._generate} of them new)" if self._generate else ""
         message = (
             f"text {number} has {n} tokens, over the limit of {self.limit}{new} ({read.text[:40]!r} ...): shorten it, or "
-            f"pass {chunk}long='truncate'"
+            f"pass {chunk}long='truncate'{why}"
         )
         if self.long == "error" or spans:
             raise ValueError(message)

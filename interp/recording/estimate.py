@@ -19,8 +19,8 @@ from interp.model import HookedTransformer
 from interp.recording.batching import Batch, Prices, make_batches
 from interp.recording.forward import prompt_batches, run_batch
 from interp.recording.job import shard_ranges
-from interp.recording.prepare import Prepared, prepared
-from interp.store import as_place
+from interp.recording.prepare import Prepared, prepared, refuse_inside
+from interp.store import StoreWriter, as_place
 from interp.store.place import is_local
 
 SAMPLED_SHARDS = 16
@@ -80,7 +80,7 @@ class RecordingPlan:
 
 
 def recording_plan(
-    model: HookedTransformer,
+    model: HookedTransformer | Any,
     data: Any,
     sites: str | Iterable[Any] = "resid_post:*",
     tokens: Any = "all",
@@ -88,12 +88,12 @@ def recording_plan(
     dtype: str | torch.dtype = "bfloat16",
     *,
     engine: Any = "local",
-    bos: bool | None = None,
+    bos: bool | Any | None = None,
     long: str | None = None,
     max_length: int | Any = None,
     stride: int | Any = None,
-    signals: bool = False,
-    head_stats: bool = False,
+    signals: bool | Any = False,
+    head_stats: bool | Any = False,
     generate: Any = None,
     batch_size: int | Any = None,
     limit: int | Any = None,
@@ -103,14 +103,17 @@ def recording_plan(
 ) -> RecordingPlan:
     """What `record` with these arguments would do, without writing anything: all texts are read, one small pass is run.
 
-    Arguments and errors as in `record`.
+    Arguments and errors as in `record`, but for too little room, which `RecordingPlan.fits` says.
     """
+    refuse_inside(data, path)
     ready = prepared(
         model, data, sites=sites, tokens=tokens, dtype=dtype, engine=engine, bos=bos, long=long, stride=stride,
         max_length=max_length, signals=signals, head_stats=head_stats, generate=generate, batch_size=batch_size,
         limit=limit, text=text, label=label, group=group,
     )  # fmt: skip
     with ready as it:
+        if path is not None:
+            StoreWriter(path, it.card).check()  # what writes is its block, which is not entered
         return _measured(it, None if path is None else _free(path))
 
 

@@ -200,7 +200,7 @@ class Reader:
             )
         marked: Any = (start, len(example.text)) if given is None else given
         try:
-            start, stop = map(int, marked)
+            start, stop = map(_whole, marked)
         except (TypeError, ValueError):
             raise ValueError(f"text {number}: the {span} is marked as (start, end), got {marked!r}") from None
         if not 0 <= start < stop <= len(example.text):
@@ -209,6 +209,14 @@ class Reader:
                 "characters"
             )
         return start, stop
+
+
+def _whole(value: Any) -> int:
+    """A place that an example gives, also as the float or the text that a column with gaps makes of it."""
+    found = int(value)
+    if not isinstance(value, str) and found != value:
+        raise ValueError(f"{value!r} is no whole number")
+    return found
 
 
 def _checked(inside: Int[np.ndarray, " n"], kept: int, prefix: str, where: str, chat: bool) -> Stretches:

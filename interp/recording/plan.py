@@ -23,7 +23,7 @@ from interp.recording.cutting import LONG_RULES, Cutter, Piece
 from interp.recording.inputs import Reader, Stretches
 from interp.recording.repeats import Repeats
 from interp.recording.rules import TokenRules
-from interp.recording.spool import Digest, Spool, column, hash_rows
+from interp.recording.spool import Digest, Spool, column, hash_rows, refuse_empty_dicts
 from interp.recording.texts import RowColumns, Texts, flat_lists, joined, lists, no_rows, offsets_of
 from interp.tokens import Tokenizer
 
@@ -292,6 +292,13 @@ class _Planner:
         return pa.table(known | {name: column(name, [each.meta.get(name) for each in examples]) for name in names})
 
     def _refuse_names(self) -> None:
+        for name in self._names:
+            try:
+                name.encode()
+            except UnicodeEncodeError:
+                raise ValueError(
+                    f"the examples have a column {name!r}, whose name holds a lone surrogate, which is no character: rename it"
+                ) from None
         reserved = [*RESERVED, *(PIECE_COLUMNS if self._cutter.long == "chunk" else ())]
         reserved += PROMPT_COLUMNS if self._generate is not None else PROMPT_COLUMNS[1:] if self._has_prompts else ()
         clash = [name for name in self._names if name in reserved]
@@ -305,10 +312,21 @@ class _Planner:
         cutter = self._cutter
         cutter.long = cutter.long or "chunk"
         self._refuse_names()
+        refuse_empty_dicts(self._columns.schema)
         lengths, counts = joined(self._lengths, np.int32), joined(self._counts, np.int32)
         if not counts.any():
             raise ValueError(f"tokens={self._rules.card!r} keeps no token of any text: ask for others")
-        if cutter.n_long:
+        if cutter.n_long and cutter.long == "truncate":
+            log.warning(
+                "%d of %d texts have over %d tokens and are cut to them (long='truncate'): text %s%s; what is cut off is "
+                "not recorded",
+                cutter.n_long,
+                self.n_inputs,
+                cutter.limit,
+                ", ".join(map(str, cutter.some_long)),
+                " ..." if cutter.n_long > len(cutter.some_long) else "",
+            )
+        elif cutter.n_long:
             log.info(
                 "%d of %d texts have over %d tokens: long=%r, %d texts in all",
                 cutter.n_long,

@@ -5,6 +5,7 @@ Everything is checked here, before the first forward pass.
 
 import difflib
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -14,13 +15,15 @@ import torch
 
 from interp import artifact
 from interp.dataset import iter_examples
+from interp.dataset.sources import folder_of
 from interp.engine import as_engine
 from interp.model import HookedTransformer
 from interp.recording.cutting import LONG_RULES
 from interp.recording.job import Job, Run, can_share, site_shapes, stop_layer
 from interp.recording.plan import Plan, make_plan
 from interp.recording.rules import parse_rules
-from interp.store import DTYPES
+from interp.store import DTYPES, as_place
+from interp.store.place import is_local
 
 BATCH_TOKENS = 4096
 """Most places in a forward pass of several rows."""
@@ -53,19 +56,19 @@ class Prepared:
 
 @contextmanager
 def prepared(
-    model: HookedTransformer,
+    model: HookedTransformer | Any,
     data: Any,
     *,
     sites: str | Iterable[Any],
     tokens: Any,
     dtype: str | torch.dtype,
     engine: Any,
-    bos: bool | None,
+    bos: bool | Any | None,
     long: str | None,
     stride: Any,
     max_length: Any,
-    signals: bool,
-    head_stats: bool,
+    signals: bool | Any,
+    head_stats: bool | Any,
     generate: Any,
     batch_size: Any,
     limit: Any,
@@ -74,6 +77,11 @@ def prepared(
     group: str | None,
 ) -> Iterator[Prepared]:
     """Check the options of `record`, read the data, and say what will be done. The plan is closed on the way out."""
+    require_model(model)
+    for name, switch in (("bos", bos), ("signals", signals), ("head_stats", head_stats)):
+        if not isinstance(switch, bool) and not (name == "bos" and switch is None):
+            also = ", or None for what the tokenizer does" if name == "bos" else ""
+            raise ValueError(f"{name} is True or False{also}; got {switch!r}")
     dtype = str(dtype).removeprefix("torch.")
     require_word("dtype", dtype, tuple(DTYPES))
     require_word("long", long, (*LONG_RULES, None))
@@ -116,6 +124,35 @@ def prepared(
         yield Prepared(job, plan, run, _card(job, plan, run, said))
     finally:
         plan.close()
+
+
+def require_model(model: Any) -> None:
+    """Refuse what is no model, such as the name of one."""
+    if isinstance(model, HookedTransformer):
+        return
+    if isinstance(model, str):
+        raise ValueError(f"{model!r} is the name of a model: pass the model, interp.load({model!r})")
+    raise ValueError(f"a {type(model).__name__} is no model that can be recorded: pass the one that interp.load gives")
+
+
+def refuse_inside(data: Any, path: Any) -> None:
+    """Refuse a store inside the folder that is read: the next call would take the files of the store for data."""
+    folder = folder_of(data)
+    place = None if path is None or folder is None else as_place(path)
+    if folder is None or place is None or not is_local(place):
+        return
+    home, store = folder.resolve(), place.expanduser().resolve()
+    # What is hidden is not read.
+    if store.is_relative_to(home) and not any(part.startswith(".") for part in store.relative_to(home).parts):
+        raise ValueError(
+            f"the store {path} would lie in {os.fspath(folder)}, the folder of the data, where its files would be read as "
+            "data the next time: choose a path outside it"
+        )
+
+
+def edited_at(model: HookedTransformer) -> list[str]:
+    """Names of the hook points where functions are attached."""
+    return [name for name, point in model.hook_dict.items() if point.handles]
 
 
 def require_word(name: str, value: Any, known: Iterable[Any]) -> None:
@@ -169,7 +206,7 @@ def _card(job: Job, plan: Plan, run: Run, said: Mapping[str, Any]) -> dict[str, 
             "note": model.note,
             "fingerprint": model.fingerprint,
             "dtype": str(model.dtype).removeprefix("torch."),
-            "edited_at": [name for name, point in model.hook_dict.items() if point.handles],
+            "edited_at": edited_at(model),
         },
         "tokenizer": {"name": job.tokenizer.name, "hash": job.tokenizer.hash},
         "sites": [{"name": site, "shape": list(shape)} for site, shape in job.shapes.items()],

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from interp.model import HookedTransformer
-from interp.recording.prepare import prepared
+from interp.recording.prepare import prepared, refuse_inside
 from interp.recording.progress import reporter
 from interp.recording.stored import RecordedStore, open_store
 from interp.recording.write import write_shards
@@ -15,7 +15,7 @@ from interp.store import StoreWriter, as_place, temporary_store
 
 
 def record(
-    model: HookedTransformer,
+    model: HookedTransformer | Any,
     data: Any,
     sites: str | Iterable[Any] = "resid_post:*",
     tokens: Any = "all",
@@ -23,15 +23,15 @@ def record(
     dtype: str | torch.dtype = "bfloat16",
     engine: Any = "local",
     resume: bool = True,
-    bos: bool | None = None,
+    bos: bool | Any | None = None,
     long: str | None = None,
     max_length: int | Any = None,
-    signals: bool = False,
+    signals: bool | Any = False,
     batch_size: int | Any = None,
     progress: Any = None,
     *,
     stride: int | Any = None,
-    head_stats: bool = False,
+    head_stats: bool | Any = False,
     generate: Any = None,
     limit: int | Any = None,
     text: str = "text",
@@ -54,15 +54,18 @@ def record(
             `meta["answer_span"] = (start, end)`, or `meta["answer_start"]` to the end; so for any other name), "prompt",
             "generated", or in a conversation "user", "assistant", "system"; a pick of a span such as "last:user" or
             "mean:answer"; a list of positions, negative ones from the end; or fn(TokenView) -> bool. With several rules
-            the column `rule:<name>` of `tokens` says which rows each asked for.
+            the column `rule:<name>` of `tokens` says which rows each asked for. A turn of a conversation ends with what
+            the template writes behind its content: "last:user" is the end sign, or the line break that many templates
+            put after that.
         path: folder of the store, or its URL in an object store (`s3://bucket/run`); None keeps it in memory (a private
-            folder that goes away with the returned object).
+            folder that goes away with the returned object). It may not lie in the folder that `data` names.
         dtype: on the disk: bfloat16, float16 or float32. The model computes in its own.
         engine: "local", "ray", or a `RayEngine`. The bytes are the same.
         resume: go on with a store that is there; False refuses one.
         bos: put a BOS before each text; None follows the tokenizer.
-        long: texts over `max_length`: "error", "chunk" (pieces, each a text with its `document`, `chunk` and `start`), or
-            "truncate". None is "error" if any example has a label, else "chunk".
+        long: texts over `max_length`: "error", "chunk" (pieces, each a text with its `document`, `chunk` and `start`; not
+            with a span, which may lie across them), or "truncate" (the log names the first ones that were cut). None is
+            "error" if any example has a label, else "chunk".
         max_length: most tokens of a text, BOS included; None is the model's context.
         signals: also keep each token's logprob (nats) and rank given those before it (null at position 0), and the
             entropy (nats) and top1 token of the next-token distribution there; the whole model then runs.
@@ -76,7 +79,8 @@ def record(
         generate: continue each text and record what is generated too: options of `model.generate`, or a number of new
             tokens. Draws depend on `seed` and on the text alone, so equal texts are continued alike.
         limit: most examples to read, for data without an end.
-        text: name of the column with the texts, where the data has columns.
+        text: name of the column with the texts. A name that is given where the data has no columns is refused; so for
+            the next two.
         label: name of the column with the labels; None reads none.
         group: name of the column with the groups.
 
@@ -89,6 +93,7 @@ def record(
         OSError: the disk is full or cannot be written.
         RuntimeError: a shard whose workers died again and again.
     """
+    refuse_inside(data, path)
     ready = prepared(
         model, data, sites=sites, tokens=tokens, dtype=dtype, engine=engine, bos=bos, long=long, stride=stride,
         max_length=max_length, signals=signals, head_stats=head_stats, generate=generate, batch_size=batch_size,

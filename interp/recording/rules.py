@@ -13,6 +13,7 @@ each token of a document is recorded once.
 
 import difflib
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -113,8 +114,14 @@ class Rule:
         if self.pick == "positions":
             return self._places(text)
         if self.predicate is not None:
-            predicate = self.predicate
-            return np.array([view.pos for view in text.views()[text.own_from :] if predicate(view)], dtype=np.int32)
+            views, predicate = text.views()[text.own_from :], self.predicate
+            try:
+                return np.array([view.pos for view in views if predicate(view)], dtype=np.int32)
+            except Exception as error:
+                raise ValueError(
+                    f"the function {self.name!r} of tokens= failed on text {text.number} ({text.text[:40]!r}): "
+                    f"{type(error).__name__}: {error}"
+                ) from error
         found = self._span(text)
         if self.pick == "mean":
             found = found[text.ordinary[found]]
@@ -275,11 +282,25 @@ def parse_rules(tokens: Any) -> TokenRules:
     return TokenRules(rules)
 
 
+def rules_of_card(named: str | list[str]) -> TokenRules:
+    """The rules that `TokenRules.card` named. A function becomes the span of its name, for its name is all there is."""
+    found = []
+    for name in [named] if isinstance(named, str) else named:
+        places = re.fullmatch(r"positions\[(-?\d+(?:,-?\d+)*)\]", name)
+        found.append(_rule([*map(int, places[1].split(","))]) if places else _word(name))
+    return TokenRules(tuple(found))
+
+
 def _rule(given: Any) -> Rule:
     if isinstance(given, str):
         return _word(given)
     if callable(given):
-        return Rule(getattr(given, "__name__", type(given).__name__), "predicate", predicate=given)
+        name = getattr(given, "__name__", type(given).__name__)
+        if name in (*PICKS, *SPANS):
+            raise ValueError(
+                f"tokens= has a function called {name!r}, which is the name of a rule: give it another one"
+            )
+        return Rule(name, "predicate", predicate=given)
     if _is_positions(given):
         places = tuple(dict.fromkeys(map(int, given)))
         return Rule(f"positions[{','.join(map(str, places))}]", "positions", positions=places)

@@ -41,9 +41,7 @@ class Spool:
     @property
     def schema(self) -> pa.Schema:
         """Every column that any table had, in order of appearance, with a type that holds all its values."""
-        return pa.schema(
-            [(name, pa.string() if pa.types.is_null(kind) else kind) for name, kind in self._types.items()]
-        )
+        return pa.schema(list(self._types.items()))
 
     def append(self, table: pa.Table) -> None:
         """Add rows; columns that a table lacks are null there.
@@ -131,10 +129,33 @@ def column(name: str, values: list[Any], kind: pa.DataType | None = None) -> pa.
     Raises:
         ValueError: values of types that do not fit each other.
     """
+    if any(isinstance(value, set | frozenset) for value in values):
+        raise ValueError(f"the column {name!r} holds a set, which has no order: make it a list, sorted(...)")
     try:
         return pa.array(values, type=kind)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(_unfit(name, error)) from None
+    except OverflowError:
+        raise ValueError(
+            f"the column {name!r} holds a whole number of over 64 bits, which a table has no place for: write it as text"
+        ) from None
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the column {name!r} holds a lone surrogate, which is no character ({error})") from None
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise ValueError(_unfit(name, error, values)) from None
+
+
+def refuse_empty_dicts(schema: pa.Schema) -> None:
+    """Refuse a column of dicts without any key, which Parquet cannot write. ValueError with its name."""
+    for field in schema:
+        if _has_no_keys(field.type):
+            raise ValueError(
+                f"the column {field.name!r} holds dicts that have no key in any example, which a table cannot say: leave it "
+                "out, or write it as text (json.dumps)"
+            )
+
+
+def _has_no_keys(kind: pa.DataType) -> bool:
+    inside = [kind.field(index).type for index in range(kind.num_fields)]
+    return (pa.types.is_struct(kind) and not inside) or any(map(_has_no_keys, inside))
 
 
 def _common(name: str, before: pa.DataType, now: pa.DataType) -> pa.DataType:
@@ -162,5 +183,14 @@ def _conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _unfit(name: str, error: Exception) -> str:
+def _unfit(name: str, error: Exception, values: list[Any] | None = None) -> str:
+    """What is wrong with a column: one value that no table can hold, or values that do not go together."""
+    for value in values or ():
+        try:
+            pa.array([value])
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            return (
+                f"the column {name!r} holds {value!r:.80} ({type(value).__name__}), which does not fit a table ({error}): "
+                "make it of text, numbers, lists of one kind, and dicts with text as keys, or leave the column out"
+            )
     return f"the column {name!r} does not fit a table ({error}): give all its values one type"

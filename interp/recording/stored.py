@@ -16,9 +16,9 @@ import torch
 from interp import artifact
 from interp.model import HookedTransformer
 from interp.recording.job import Job, Run, can_share, site_shapes, stop_layer
-from interp.recording.prepare import prepared
+from interp.recording.prepare import edited_at, prepared, require_model
 from interp.recording.progress import reporter
-from interp.recording.rules import parse_rules
+from interp.recording.rules import SPANS, TokenRules, parse_rules, rules_of_card
 from interp.recording.texts import Texts
 from interp.recording.write import write_shards
 from interp.store import Store
@@ -44,7 +44,7 @@ class RecordedStore(Store):
 
     def add_sites(
         self,
-        model: HookedTransformer,
+        model: HookedTransformer | Any,
         sites: str | Iterable[Any],
         *,
         engine: Any = "local",
@@ -64,11 +64,11 @@ class RecordedStore(Store):
             The store with all sites, opened anew.
 
         Raises:
-            ValueError: another model, a site that is there already or that has no row per token, a store that is not
-                finished, or one of an older format, which does not hold its tokens.
+            ValueError: another model, hooks on it or on the one that made the store, a site that is there already or that
+                has no row per token, a store that is not finished, or one of an older format, which does not hold its
+                tokens.
         """
-        path = self._home("add_sites")
-        self.check_model(model)
+        path = self._home("add_sites", model)
         names = model.expand_sites(sites)
         if not names:
             raise ValueError("no site was asked for: pass for example sites='resid_mid:*'")
@@ -89,7 +89,7 @@ class RecordedStore(Store):
 
     def append(
         self,
-        model: HookedTransformer,
+        model: HookedTransformer | Any,
         data: Any,
         *,
         tokens: Any = None,
@@ -119,12 +119,12 @@ class RecordedStore(Store):
             The store with all texts, opened anew.
 
         Raises:
-            ValueError: another model, another token rule, a store that is not finished, or bad input.
+            ValueError: another model, hooks on it or on the one that made the store, another token rule, a store that is
+                not finished, or bad input.
         """
-        path = self._home("append")
-        self.check_model(model)
+        path = self._home("append", model)
         card = read_store_card(path)
-        rule = card["tokens"] if tokens is None else tokens
+        rule = self._own_rules(card["tokens"]) if tokens is None else tokens
         if parse_rules(rule).card != card["tokens"]:
             raise ValueError(
                 f"{path} keeps tokens={card['tokens']!r}, not {parse_rules(rule).card!r}: pass the rule that it was "
@@ -136,14 +136,44 @@ class RecordedStore(Store):
             head_stats=card.get("head_stats", False), generate=card.get("generate"), batch_size=batch_size, limit=limit,
             text=text, label=label, group=group,
         )  # fmt: skip
-        with reporter(progress) as report, ready as it, part_writer(path, it.card, adds="texts") as writer:
+        with (
+            reporter(progress) as report,
+            ready as it,
+            part_writer(path, it.card, adds="texts", columns=it.plan.columns.schema) as writer,
+        ):
             write_shards(it.job, writer, it.plan.n_texts, it.plan.shard, it.n_bytes, engine, report)
         return open_store(path)
 
-    def _home(self, verb: str) -> Any:
+    def _home(self, verb: str, model: Any) -> Any:
+        """The path, if this model can add to what is there."""
         if not self.complete:
             raise ValueError(f"{self.path} is not finished: record again to go on with it, then call {verb}")
+        require_model(model)
+        self.check_model(model)
+        # Whether two hooks do the same cannot be seen.
+        if now := edited_at(model):
+            raise ValueError(
+                f"{verb}: functions are attached to the model at {', '.join(now[:3])}, and its rows would not fit those in "
+                f"{self.path}: detach them, or record into a store of its own"
+            )
+        if then := read_store_card(self.path)["model"].get("edited_at"):
+            raise ValueError(
+                f"{self.path} was recorded with functions attached to the model at {', '.join(then[:3])}, which are not "
+                f"kept, so {verb} cannot make rows that fit: record all of it at another path"
+            )
         return self.path
+
+    def _own_rules(self, named: str | list[str]) -> TokenRules:
+        """The rules that the card names. ValueError where one is a function, of which only the name is kept."""
+        rules = rules_of_card(named)
+        columns = set(self.examples.columns) if set(rules.spans) - set(SPANS) else set()
+        for span in rules.spans:
+            if span not in SPANS and not columns & {f"{span}_span", f"{span}_start"}:
+                raise ValueError(
+                    f"{self.path} keeps the tokens that the function {span!r} chose, and a store keeps its name alone: pass "
+                    "the function again, tokens= as it was recorded"
+                )
+        return rules
 
 
 def _added_card(card: Mapping[str, Any], job: Job, batch_size: int | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from interp.recording.forward import record_shard
 from interp.recording.job import Job, Run, shard_ranges
 from interp.recording.progress import Report, Status
 from interp.recording.texts import Texts
-from interp.store import StoreWriter, require_room
+from interp.store import StoreWriter
 from interp.store.writer import SHARDS
 
 
@@ -38,7 +38,7 @@ def write_shards(
     ranges = {index: (first, last) for index, first, last in shard_ranges(n_texts, run.texts_per_shard)}
     missing = [index for index in ranges if index not in finished]
     left = sum(last - first for first, last in map(ranges.__getitem__, missing))
-    require_room(writer.path, n_bytes * left // n_texts)
+    writer.require_room(n_bytes * left // n_texts)
     status = Status(n_texts - left, n_texts)
     if as_engine(engine) is None:
         with fixed_threads(run.threads):

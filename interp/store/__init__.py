@@ -25,7 +25,8 @@ only, and ends with it.
 Format 2 added norms, head statistics, token_ids and parts; stores of format 1 are read as before.
 
 `place` knows where, `files` bytes, `stats` numbers, `shard` one folder, `joined` what was added to its rows, `writer`
-and `reader` the whole, `parts` what was added, `batches` the shuffling; `merge` and `remove` handle whole stores.
+and `reader` the whole, `parts` what was added, `fitting` which texts go together, `batches` the shuffling; `merge` and
+`remove` handle whole stores.
 """
 
 from interp.store.batches import Batches

@@ -6,9 +6,12 @@
    window is therefore permuted as a whole, and so is every selection with blocks of one row.
 3. Batches are cut from that stream, also across two windows; only the last one of an epoch may be smaller.
 
-While a window is handed out, a thread reads the next: two windows are in memory, never more. Every permutation follows
-from the seed, the epoch and the number of the window alone. So the state is the epoch and how many rows of it were
-handed out: nothing that was shuffled or read ahead needs to be kept.
+While a window is handed out, a thread reads the next: two windows are in memory, never more. It begins once the consumer
+has taken as much time for the batches as they took to cut. One that takes less has nothing to read behind, and two
+threads that only copy get in each other's way.
+
+Every permutation follows from the seed, the epoch and the number of the window alone. So the state is the epoch and how
+many rows of it were handed out: nothing that was shuffled or read ahead needs to be kept.
 
 How well this mixes: of the pairs of rows in a batch, 1 + (k - 1) (b - 1) / (t - 1) times as many are of the same text as
 under a permutation of all rows, for k windows, blocks of b rows and texts of t >= b rows.
@@ -19,7 +22,8 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 import torch
@@ -27,7 +31,12 @@ import xxhash
 from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
-from interp.store.files import empty_rows
+from interp.store.files import DTYPES, empty_rows
+from interp.store.lookup import whole_number
+from interp.store.place import is_local
+
+if TYPE_CHECKING:
+    from interp.store.reader import Store
 
 BLOCK_ROWS = 64
 """Neighbouring rows that stay together until they are mixed in the window, where single rows would be read too slowly."""
@@ -35,9 +44,40 @@ WINDOW_BYTES = 96 << 20
 """Memory for the window that is mixed; there are two, see above."""
 SINGLE_ROWS_BYTES = 4 << 30
 """Up to this size the rows of a store on this machine's disk are read one by one: its memory holds the file."""
+_ONE_CORE = (1 << 15) - 1
+"""Most numbers that torch converts on one core, whatever the number of its threads."""
 
 Batch = TypeVar("Batch")
 """Float32 [size, d] for one site; for several, full site name -> Float32 [size, d]."""
+
+
+def of_store(
+    store: "Store", site: str | Sequence[str], typical: bool, rows: Any, block: int | Any | None, **options: Any
+) -> "Batches[Any]":
+    """The batches of `Store.batches`; `options` are those of `Batches`."""
+    joint = not isinstance(site, str)
+    names = list(dict.fromkeys(store._site(name) for name in (site if joint else [site])))
+    if not names:
+        raise ValueError("no site was asked for: pass one, or a list of them")
+    chosen = np.zeros(store.n_rows, dtype=bool)
+    chosen[store._numbers(rows)] = True
+    for name in names if typical else ():
+        chosen &= store.typical(name)
+    if not chosen.any():
+        raise ValueError(
+            f"no row of {', '.join(names)} is left: typical={typical} and rows= leave out all {store.n_rows}"
+        )
+    widths = [store.width(name) for name in names]
+    row_bytes = sum(widths) * DTYPES[store.dtype].itemsize
+    if block is None:
+        single = is_local(store.path) and store._whole.n_rows * row_bytes <= SINGLE_ROWS_BYTES
+        block = 1 if single else BLOCK_ROWS
+
+    def read(index: Int[np.ndarray, " n"]) -> Any:
+        return {name: store._read(name, index) for name in names} if joint else store._read(names[0], index)
+
+    where = {"site": names, "d": widths} if joint else {"site": names[0], "d": widths[0]}
+    return Batches(read, np.flatnonzero(chosen), **where, row_bytes=row_bytes, block=block, **options)
 
 
 class Batches(Generic[Batch]):
@@ -62,13 +102,13 @@ class Batches(Generic[Batch]):
         site: str | Sequence[str],
         d: int | Sequence[int],
         row_bytes: int,
-        size: int,
-        seed: int,
-        epochs: int | None,
+        size: int | Any,
+        seed: int | Any,
+        epochs: int | Any | None,
         drop_last: bool,
-        block: int = 1,
-        rank: int = 0,
-        world_size: int = 1,
+        block: int | Any = 1,
+        rank: int | Any = 0,
+        world_size: int | Any = 1,
         prefetch: bool = False,
     ) -> None:
         """As for `Store.batches`, and
@@ -80,18 +120,12 @@ class Batches(Generic[Batch]):
             row_bytes: bytes of a row in the dtype of `read`, of all sites together.
 
         Raises:
-            ValueError: a number out of range, or too few rows for `world_size`.
+            ValueError: no whole number, one out of range, or too few rows for `world_size`.
         """
-        least = (
-            ("size", size, 1),
-            ("seed", seed, 0),
-            ("epochs", epochs, 1),
-            ("block", block, 1),
-            ("world_size", world_size, 1),
-        )
-        for name, value, lowest in least:
-            if value is not None and value < lowest:
-                raise ValueError(f"{name} must be at least {lowest}, got {value}")
+        size, seed = whole_number("size", size, 1), whole_number("seed", seed, 0)
+        epochs = None if epochs is None else whole_number("epochs", epochs, 1)
+        block, world_size = whole_number("block", block, 1), whole_number("world_size", world_size, 1)
+        rank = whole_number("rank", rank)
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be 0 to world_size - 1, got rank={rank} of world_size={world_size}")
         self._joint = not isinstance(site, str)
@@ -149,23 +183,30 @@ class Batches(Generic[Batch]):
         self._at = (epoch, done)
         plan = self._windows(epoch, done)
         rest: dict[str, Tensor] = {}
-        waiting = _Call(lambda: self._load(plan), self._prefetch)
+        waiting = _Call(lambda: self._load(plan))
+        cutting = consuming = 0.0
         try:
             # One name for the window: the old one is gone before the one after the next is begun.
             while (window := waiting.result()) is not None:
-                waiting = _Call(lambda: self._load(plan), self._prefetch)
+                waiting = _Call(lambda: self._load(plan))
                 epoch, done = (epoch, done) if window.epoch == epoch else (window.epoch, 0)
                 used, n = 0, len(window.place)
                 while used < n:
+                    if self._prefetch and consuming > cutting:
+                        waiting.start()
+                    began = perf_counter()
                     stop = min(n, used + self.size - _length(rest))
                     rest = _join(rest, window.rows(used, stop))
                     used = stop
+                    cutting += perf_counter() - began
                     if _length(rest) < self.size and (self._drop_last or not window.last):
                         continue
                     batch, rest = rest, {}
                     done += _length(batch)
                     self._at = (epoch, done)
+                    given = perf_counter()
                     yield cast(Batch, batch if self._joint else batch[self.site])
+                    consuming += perf_counter() - given
                     del batch
                 rest = {} if window.last else rest
         finally:
@@ -177,15 +218,17 @@ class Batches(Generic[Batch]):
         epoch, rows = self._resume or self._at
         return {"epoch": epoch, "rows": rows, **self._order()}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Let the next `iter()` go on from a state. ValueError if it was taken from other batches."""
+    def load_state(self, state: Mapping[str, Any] | Any) -> None:
+        """Let the next `iter()` go on from a state. ValueError if it is none, or was taken from other batches."""
+        if not isinstance(state, Mapping) or not {"epoch", "rows"} <= set(state):
+            raise ValueError(f"a state is what state() of batches returned, got {state!r}")
         differs = [key for key, value in self._order().items() if state.get(key) != value]
         if differs:
             raise ValueError(
                 f"this state belongs to other batches ({', '.join(differs)} differ): make them with the same store, "
                 "site, size, seed, selection, rank and world_size"
             )
-        self._resume = (int(state["epoch"]), int(state["rows"]))
+        self._resume = (whole_number("epoch", state["epoch"], 0), whole_number("rows", state["rows"], 0))
 
     def _order(self) -> dict[str, Any]:
         """Everything that the order of the rows depends on."""
@@ -259,10 +302,16 @@ def _take(acts: Float[Tensor, "n d"], place: Int[np.ndarray, " row"]) -> Float32
     bits = {2: torch.int16, 4: torch.int32}.get(acts.element_size())
     if bits is None or acts.device.type != "cpu":
         return acts.index_select(0, torch.from_numpy(place).to(acts.device)).float()
-    # numpy copies whole rows, on one core; index_select in half precision takes twice as long, and all cores for it,
-    # for which it has to wait wherever something else is at work.
-    found = torch.from_numpy(acts.detach().view(bits).numpy().take(place, axis=0)).view(acts.dtype)
-    return found if acts.dtype == torch.float32 else empty_rows(len(found), found.shape[1], torch.float32).copy_(found)
+    # All on one core: what torch shares among all cores waits for each of them, and the reading thread, or whatever else is
+    # at work, keeps it waiting for longer than the rest takes. numpy copies whole rows twice as fast as index_select.
+    bits_of = acts.detach().view(bits).numpy()
+    if acts.dtype == torch.float32:
+        return torch.from_numpy(bits_of.take(place, axis=0)).view(torch.float32)
+    found = empty_rows(len(place), acts.shape[1], torch.float32)
+    step = max(1, _ONE_CORE // acts.shape[1])
+    for start, part in zip(range(0, len(place), step), found.split(step)):
+        part.copy_(torch.from_numpy(bits_of.take(place[start : start + step], axis=0)).view(acts.dtype))
+    return found
 
 
 def _length(rows: Mapping[str, Tensor]) -> int:
@@ -274,14 +323,19 @@ def _join(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, Tens
 
 
 class _Call:
-    """A call in a thread of its own, or where its result is due. What it raises, `result` raises, from where it was."""
+    """A call in a thread of its own from `start` on, or where its result is due. What it raises, `result` raises, from
+    where it was."""
 
-    def __init__(self, call: Callable[[], "_Window | None"], in_thread: bool) -> None:
+    def __init__(self, call: Callable[[], "_Window | None"]) -> None:
         self._call = call
         self._found: _Window | None = None
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="interp-batches") if in_thread else None
-        if self._thread is not None:
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Let a thread make the call, if none does."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="interp-batches")
             self._thread.start()
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""Rows of a site as tensors, arrays and frames; sites as a frame.
+"""Rows of a site as tensors, arrays and frames; texts and sites as frames.
 
 What would not fit into the free memory is refused before it is read.
 """
@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -68,6 +68,37 @@ def to_arrow(store: "Store", site: str, index: Int[np.ndarray, " n"], tokens: pa
     acts = to_torch(store, site, index).numpy()
     rows = pa.FixedSizeListArray.from_arrays(pa.array(acts.reshape(-1)), acts.shape[1])
     return tokens.take(pa.array(index)).append_column(ACTS, rows)
+
+
+def examples_frame(table: pa.Table) -> pd.DataFrame:
+    """A frame of texts, indexed by their number. Whole numbers stay whole where some are missing (Int64): as float64,
+    which is what pandas makes of them, long ids would lose digits."""
+    frame = table.to_pandas()
+    for field in table.schema:
+        column = table.column(field.name)
+        if pa.types.is_integer(field.type) and column.null_count:
+            frame[field.name] = column.to_pandas(types_mapper=_nullable)
+    return frame.set_index("text_index").rename_axis(index=None)
+
+
+def _nullable(kind: pa.DataType) -> Any:
+    return pd.api.types.pandas_dtype(str(kind).replace("i", "I").replace("u", "U"))  # uint8 is UInt8
+
+
+def summary(store: "Store") -> dict[str, Any]:
+    """What a store is, as a JSON-ready value."""
+    return {
+        "path": str(store.path),
+        "model": store.card["model"]["name"],
+        "model_fingerprint": store.model_fingerprint,
+        "texts": store.n_texts,
+        "rows": store.n_rows,
+        "tokens": store.card["tokens"],
+        "dtype": store.dtype,
+        "finished": store.complete,
+        "view": store.is_view,
+        "sites": {site: list(shape) for site, shape in store.shapes.items()},
+    }
 
 
 def sites_frame(store: "Store") -> pd.DataFrame:

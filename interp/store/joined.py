@@ -2,7 +2,8 @@
 
 A part of a store that adds sites has a shard for each shard that it joins, with the same rows in the same order: that
 is checked here, once, by what the shards' cards say of their rows. Numbers of texts begin at 0 in each part that adds
-texts; those that come out of here are numbers in the whole store.
+texts, and so do those of the documents that they were cut from; those that come out of here are numbers in the whole
+store.
 """
 
 import functools
@@ -16,6 +17,9 @@ from torch import Tensor
 
 from interp.store.shard import HEAD_STATS, Shard, norm_column, outlier_column
 from interp.store.stats import SiteStats
+
+PIECE_COLUMNS = ("document", "chunk", "start")
+"""What examples.parquet says of pieces of long texts: number of the text, number of the piece, its first token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +36,8 @@ class JoinedShard:
     """Shards with further sites of the same rows."""
     text_offset: int = 0
     """Number in the whole store of the first text of the base shard's part."""
+    document_offset: int | None = None
+    """Number in the whole store of the first document of the base shard's part; None where nothing was cut to pieces."""
 
     def __post_init__(self) -> None:
         for shard in self.added:
@@ -73,8 +79,13 @@ class JoinedShard:
         return list(self._of_site)
 
     def examples(self) -> pa.Table:
-        """The table of texts."""
-        return self._shift(self.base.examples(), "text_index")
+        """The table of texts. Whole texts that stand in one store with pieces of others are documents of one piece."""
+        table = self.base.examples()
+        if self.document_offset is not None:
+            if "document" not in table.column_names:
+                table = _with_pieces(table)
+            table = _shifted(table, "document", self.document_offset)
+        return _shifted(table, "text_index", self.text_offset)
 
     def tokens(self, columns: Sequence[str] | None = None) -> pa.Table:
         """The table of kept tokens: some columns, or all but the outliers and norms of each site.
@@ -96,7 +107,7 @@ class JoinedShard:
             wanted = [name for name in columns or () if self._of_column(name) is shard]
             for name, column in zip(wanted, shard.tokens(wanted).columns if wanted else ()):
                 table = table.append_column(name, column)
-        return self._shift(table if columns is None else table.select(list(columns)), "text")
+        return _shifted(table if columns is None else table.select(list(columns)), "text", self.text_offset)
 
     def read_rows(self, site: str, index: Int[np.ndarray, " n"], out: Float[Tensor, "n d"]) -> None:
         """Read rows of a site, `index` ascending, into `out`, which has the dtype of the disk."""
@@ -140,8 +151,16 @@ class JoinedShard:
                 return self._of_site.get(name.removeprefix(prefix), self.base)
         return self.base
 
-    def _shift(self, table: pa.Table, column: str) -> pa.Table:
-        if not self.text_offset or column not in table.column_names:
-            return table
-        shifted = table[column].to_numpy() + self.text_offset
-        return table.set_column(table.column_names.index(column), column, pa.array(shifted, table[column].type))
+
+def _shifted(table: pa.Table, column: str, by: int) -> pa.Table:
+    if not by or column not in table.column_names:
+        return table
+    numbers = table[column].to_numpy() + by
+    return table.set_column(table.column_names.index(column), column, pa.array(numbers, table[column].type))
+
+
+def _with_pieces(table: pa.Table) -> pa.Table:
+    zeros = pa.array(np.zeros(table.num_rows, dtype=np.int64))
+    for name, values in zip(PIECE_COLUMNS, (table["text_index"], zeros, zeros)):
+        table = table.append_column(name, values)
+    return table

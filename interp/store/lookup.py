@@ -1,5 +1,6 @@
-"""What a user means by a site or by rows: full names and shorthand, integers, masks and slices."""
+"""What a user means by a site, by rows or by a number: full names and shorthand, integers, masks and slices."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +37,26 @@ def row_numbers(index: Any, n_rows: int) -> Int[np.ndarray, " n"]:
         raise ValueError(
             f"rows are chosen by integers or by a boolean mask with {n_rows} entries, got {wanted.dtype} {wanted.shape}"
         )
-    if wanted.min() < 0 or wanted.max() >= n_rows:
-        raise ValueError(f"rows go from 0 to {n_rows - 1}, asked for {wanted.min()} to {wanted.max()}")
+    lowest, highest = int(wanted.min()), int(wanted.max())
+    if not n_rows:
+        raise ValueError(f"there are no rows, asked for {lowest} to {highest}")
+    if lowest < 0:
+        raise ValueError(
+            f"rows go from 0 to {n_rows - 1} and are not counted from the end, got {lowest}: the last is {n_rows - 1}"
+        )
+    if highest >= n_rows:
+        raise ValueError(f"rows go from 0 to {n_rows - 1}, asked for {lowest} to {highest}")
     return wanted.astype(np.int64)
+
+
+def whole_number(name: str, value: Any, least: int | None = None) -> int:
+    """An integer of any type. ValueError for whatever else it is, also 2.0 and True, or one below `least`."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    if least is not None and number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+    return number

@@ -1,6 +1,6 @@
 """Several stores as one: copies of their files, so that the result does not need them any more.
 
-1. What must be equal is compared: model, tokenizer, sites, dtype, and how tokens were chosen.
+1. What must be equal is compared: model, tokenizer, sites, dtype, and how tokens were chosen; and the types of columns.
 2. The first store becomes the base, each later one a part that adds texts (`interp.store.parts`); what the stores were
    themselves put together from becomes parts as well. Texts are numbered on in the order of the stores.
 3. Every file is hashed while it is copied. A damaged one ends the merge; so no damage is passed on.
@@ -19,8 +19,9 @@ from typing import Any
 
 from interp import artifact
 from interp.store import files
+from interp.store.fitting import Columns, differences_of_texts, refuse_unfit_columns
 from interp.store.opening import open_store
-from interp.store.parts import PARTS, Segment, differences_of_texts, joined_card, read_parts, segments
+from interp.store.parts import PARTS, Segment, columns_of, joined_card, read_parts, segments
 from interp.store.place import Place, as_place, is_local, names
 from interp.store.reader import Store
 from interp.store.remove import remove_store
@@ -56,8 +57,8 @@ def merge_stores(
         The new store: texts of the first, then of the second, and so on.
 
     Raises:
-        ValueError: fewer than two stores; stores that differ, with what differs; an unfinished or damaged store; a view
-            of some rows; a path that holds something; too little room.
+        ValueError: fewer than two stores; stores that differ, with what differs; a column that has another type in one of
+            them; an unfinished or damaged store; a view of some rows; a path that holds something; too little room.
         OSError: the place cannot be written. Nothing is left of the merge that could be taken for a store.
     """
     stores = list(stores)  # held until the end: one that lives in memory goes away with its object
@@ -96,6 +97,7 @@ def _segments(place: Place) -> list[Segment]:
 def _collect(places: list[Place]) -> list[_Copy]:
     """What is copied, texts before the sites that join them. ValueError for stores that do not go together."""
     copies: list[_Copy] = []
+    columns: list[Columns] = []
     first = None
     for place in places:
         found = _segments(open_store(place).path)
@@ -109,10 +111,12 @@ def _collect(places: list[Place]) -> list[_Copy]:
                     f"{place} has {len(segment.shards)} of {segment.card['shards']} shards: finish it first, with the "
                     "call that recorded it"
                 )
+            columns.append(columns_of(place, segment))
             number = len(copies)
             copies.append(_Copy(_alone(segment.card), [shard.base for shard in segment.shards], None))
             for name in segment.parts:
                 copies.append(_Copy(_alone(parts[name].card), parts[name].shards, number))
+    refuse_unfit_columns(columns)
     return copies
 
 

@@ -4,12 +4,14 @@ import difflib
 import logging
 import os
 import shutil
-from collections.abc import Sequence
-from typing import TypeVar
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 from interp.store import files
 from interp.store.parts import joined_card, part_names, segments
-from interp.store.place import Place, as_place, names
+from interp.store.place import Place, as_place, is_local, names
 from interp.store.reader import Store
 from interp.store.shard import leftovers
 from interp.store.writer import SHARDS, STORE_CARD, read_store_card
@@ -18,6 +20,24 @@ log = logging.getLogger("interp.store")
 
 
 _S = TypeVar("_S", bound=Store)
+
+
+class Lifetime:
+    """Held by every store that is open at one place; with the last of them it goes away, and ends the place."""
+
+
+_LIFETIMES: weakref.WeakValueDictionary[Path, Lifetime] = weakref.WeakValueDictionary()
+
+
+def end_with_its_stores(path: Path, end: Callable[[], Any]) -> Lifetime:
+    """Call `end` when no store that was opened at a path is left, nor the result; at the latest when Python ends."""
+    lifetime = _LIFETIMES[path] = Lifetime()
+    weakref.finalize(lifetime, end)
+    return lifetime
+
+
+def _let_go(lifetime: Lifetime) -> None:
+    """Of a store that went away; until then its finalizer held the lifetime."""
 
 
 def open_store(path: str | os.PathLike[str] | Place, cls: type[_S] = Store) -> _S:
@@ -45,7 +65,10 @@ def open_store(path: str | os.PathLike[str] | Place, cls: type[_S] = Store) -> _
     base = found[0]
     if len(base.shards) != card["shards"]:
         log.warning("%s has %d of %d shards; record again to go on with it", path, len(base.shards), card["shards"])
-    return cls(path, joined_card(path, found), [shard for segment in found for shard in segment.shards])
+    store = cls(path, joined_card(path, found), [shard for segment in found for shard in segment.shards])
+    if is_local(path) and (lifetime := _LIFETIMES.get(path)) is not None:
+        weakref.finalize(store, _let_go, lifetime)
+    return store
 
 
 def _sweep(path: Place) -> None:

@@ -16,24 +16,35 @@ A part that was written in a newer format is refused: leaving it out would pass 
 import contextlib
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+import pyarrow as pa
 
 from interp import artifact
 from interp.store import files
+from interp.store.fitting import Columns, differences_of_texts, refuse_unfit_columns
 from interp.store.joined import JoinedShard
-from interp.store.place import Place, as_place, names
+from interp.store.place import Place, as_place, is_local, names
 from interp.store.shard import CARD, Shard, find_shard, shard_folders, shard_of, site_shapes
-from interp.store.writer import SHARDS, STORE_CARD, WHAT_COUNTS, StoreWriter, differences, read_store_card, said_clearly
+from interp.store.writer import (
+    CALL_AGAIN,
+    SHARDS,
+    STORE_CARD,
+    StoreWriter,
+    differences,
+    read_store_card,
+    refuse_hooked,
+    said_clearly,
+)
 
 log = logging.getLogger("interp.store")
 
 PARTS = "parts"
 ADDS = ("texts", "sites")
 _AGAIN = {"texts": "append", "sites": "add_sites"}
-_OWN_OF_TEXTS = ("sites", "texts", "labels, groups or further columns", "what it is a part of")
-"""What may differ between a store and texts that are appended to it. Sites are compared apart, without their order."""
 _SHARED_BY_SITES = ("model", "the model's dtype", "hooks on the model", "tokenizer", "dtype")
 """What must be equal between a store and sites that are added to it; whether the rows are the same, the rows say."""
 
@@ -85,6 +96,11 @@ class Segment:
         """Texts when it is complete, so that the numbers of later ones do not depend on a lost shard."""
         known = self.card["texts"].get("count")
         return sum(shard.n_texts for shard in self.shards) if known is None else known
+
+    @property
+    def n_documents(self) -> int:
+        """Inputs that the texts were cut from; where the card does not say, as many as can be."""
+        return self.card["texts"].get("documents", self.n_texts)
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -143,16 +159,17 @@ def segments(path: Place, card: dict[str, Any]) -> list[Segment]:
         ValueError: a part of a newer format.
     """
     parts = [part for part in read_parts(path) if _usable(path, card, part)]
-    found, offset = [], 0
+    found, text, document = [], 0, 0
     recorded = [("", card, read_shards(path)), *((p.name, p.card, p.shards) for p in parts if p.adds == "texts")]
+    cut = any(own_card.get("long") == "chunk" for _, own_card, _ in recorded)
     for name, own_card, shards in recorded:
-        plain = [JoinedShard(shard, (), offset) for shard in shards]
+        plain = [JoinedShard(shard, (), text, document if cut else None) for shard in shards]
         segment = Segment(name, own_card, plain, site_shapes(own_card))
         for part in parts:
             if part.adds == "sites" and part.to == name:
                 segment = _with_sites(path, segment, part)
         found.append(segment)
-        offset += segment.n_texts
+        text, document = text + segment.n_texts, document + segment.n_documents
     for part in parts:
         if part.adds == "sites" and part.to not in {segment.name for segment in found}:
             log.warning("%s is left out: it adds sites to %s, which is not there", path / part.name, part.to)
@@ -178,10 +195,7 @@ def _with_sites(path: Place, segment: Segment, part: Part) -> Segment:
     try:
         if part.card["shards"] != segment.card["shards"]:
             raise ValueError(f"it has {part.card['shards']} shards where {segment.card['shards']} are needed")
-        joined = [
-            JoinedShard(shard.base, (*shard.added, of_index[shard.index]), shard.text_offset)
-            for shard in segment.shards
-        ]
+        joined = [replace(shard, added=(*shard.added, of_index[shard.index])) for shard in segment.shards]
     except ValueError as error:
         log.warning("%s is left out: %s", path / part.name, error)
         return segment
@@ -228,9 +242,9 @@ def _is_count(value: Any) -> bool:
 def problems(path: Place) -> list[tuple[int, str, str]]:
     """Read every byte of a store and its parts: (shard, file, problem) of what is not as it was written.
 
-    Files of a part are named with it: `parts/0001/tokens.parquet`.
+    Files of a part are named from the store's folder: `parts/0001/shards/000000/tokens.parquet`.
     """
-    found = _problems(path, read_store_card(path), "")
+    found = _problems(path, read_store_card(path))
     for name in part_names(path):
         if not (path / name / STORE_CARD).is_file():
             found.append((0, f"{name}/{STORE_CARD}", "not recorded, or gone"))
@@ -242,9 +256,10 @@ def problems(path: Place) -> list[tuple[int, str, str]]:
     return found
 
 
-def _problems(path: Place, card: Mapping[str, Any], prefix: str) -> list[tuple[int, str, str]]:
+def _problems(path: Place, card: Mapping[str, Any], part: str = "") -> list[tuple[int, str, str]]:
     found: list[tuple[int, str, str]] = []
     for index in range(card["shards"]):
+        prefix = part and f"{part}{SHARDS}/{index:06d}/"
         try:
             shard = find_shard(path / SHARDS / f"{index:06d}")
         except ValueError as error:
@@ -260,19 +275,26 @@ def _problems(path: Place, card: Mapping[str, Any], prefix: str) -> list[tuple[i
 
 @contextlib.contextmanager
 def part_writer(
-    path: str | os.PathLike[str] | Place, card: Mapping[str, Any], *, adds: str, to: str = ""
+    path: str | os.PathLike[str] | Place,
+    card: Mapping[str, Any],
+    *,
+    adds: str,
+    to: str = "",
+    columns: pa.Schema | None = None,
 ) -> Iterator[StoreWriter]:
-    """The writer of a part: of a new one, or of the one that the same call began before.
+    """The writer of a part: of a new one, or of the one that the same call began before. One that gets no shard is removed.
 
     Args:
         path: the store, which must be finished.
         card: what the part's store.json will say, as for `StoreWriter`; `part` is added.
         adds: "texts", with the sites of the whole store; or "sites", with the rows of one segment.
         to: with "sites" the name of that segment, "" for the base store.
+        columns: with "texts" the columns that they come with.
 
     Raises:
         ValueError: the store is unfinished, or another process writes to it; it was recorded in another way than the
-            part; the sites are there already; another part with texts is unfinished.
+            part, or under hooks; a column has another type there; the sites are there already; another part with texts
+            is unfinished.
         OSError: the place cannot be written.
     """
     path = as_place(path)
@@ -280,13 +302,30 @@ def part_writer(
         raise ValueError(f"a part adds 'texts', or 'sites' to a segment, got {adds!r} to {to!r}")
     with contextlib.ExitStack() as stack:
         base = read_store_card(path)
-        with said_clearly(path):
+        refuse_hooked(base, path, "nothing can be added to it, so record at another path")
+        with said_clearly(path, CALL_AGAIN):
             stack.enter_context(files.hold(path))
         card = {**card, "part": {"adds": adds, "to": to, "base": artifact.hash_json(base)}}
-        yield stack.enter_context(StoreWriter(path / _choose(path, base, card), card))
+        name = _choose(path, base, card, columns)
+        stack.callback(_remove_unbegun, path, name)
+        yield stack.enter_context(StoreWriter(path / name, card))
 
 
-def _choose(path: Place, base: dict[str, Any], card: dict[str, Any]) -> str:
+def _remove_unbegun(path: Place, name: str) -> None:
+    """A part without a shard holds nothing; left there, it would be warned of whenever the store is opened."""
+    part = path / name
+    if shard_folders(part / SHARDS) or not names(part):
+        return
+    if is_local(part):
+        shutil.rmtree(part, ignore_errors=True)
+        if not names(path / PARTS):
+            (path / PARTS).rmdir()
+    else:
+        part.fs.rm(part.path, recursive=True)
+        part.fs.invalidate_cache(part.path)
+
+
+def _choose(path: Place, base: dict[str, Any], card: dict[str, Any], columns: pa.Schema | None) -> str:
     """Name of the part that a call began before, else of a new one."""
     present, parts = read_shards(path), read_parts(path)
     if len(present) != base["shards"]:
@@ -295,8 +334,10 @@ def _choose(path: Place, base: dict[str, Any], card: dict[str, Any]) -> str:
         )
     for part in parts:
         if not differences(part.card, card):
+            if part.complete and part.adds == "texts":
+                log.warning("%s: these texts were appended before, as %s, so nothing is appended", path, part.name)
             return part.name
-    _refuse_unfit(path, base, card)
+    _refuse_unfit(path, base, card, columns)
     for part in parts:
         if part.shards and not part.complete and part.adds == card["part"]["adds"] == "texts":
             raise ValueError(
@@ -314,10 +355,15 @@ def _choose(path: Place, base: dict[str, Any], card: dict[str, Any]) -> str:
     return f"{PARTS}/{int(last.removeprefix(f'{PARTS}/')) + 1:04d}"
 
 
-def _refuse_unfit(path: Place, base: dict[str, Any], card: dict[str, Any]) -> None:
+def _refuse_unfit(path: Place, base: dict[str, Any], card: dict[str, Any], columns: pa.Schema | None) -> None:
     found = segments(path, base)
     if card["part"]["adds"] == "texts":
-        differs = differences_of_texts(joined_card(path, found), card)
+        joined = joined_card(path, found)
+        if differs := differences_of_texts(joined, card):
+            _refuse_outgrown(path, joined, card)
+        elif columns is not None:
+            there = [columns_of(path, segment) for segment in found]
+            refuse_unfit_columns([*there, ("the new texts", card, columns)])
         what = "texts can only be appended as the store was recorded"
     else:
         target = {segment.name: segment for segment in found}.get(card["part"]["to"])
@@ -331,14 +377,17 @@ def _refuse_unfit(path: Place, base: dict[str, Any], card: dict[str, Any]) -> No
         raise ValueError(f"{path}: {what}, but these differ: {'; '.join(differs)}")
 
 
-def differences_of_texts(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """What differs between two store cards, in words, so that their texts cannot stand in one store."""
-    shared = [name for name in WHAT_COUNTS if name not in _OWN_OF_TEXTS]
-    differs, sites = differences(there, wanted, shared), (site_shapes(there), site_shapes(wanted))
-    if sites[0] != sites[1]:
-        differs.append(f"sites ({_list(sites[0])} there, {_list(sites[1])} now)")
-    return differs
+def _refuse_outgrown(path: Place, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Say so where the sites are those that the store had before some were added."""
+    has, asked = site_shapes(there), site_shapes(wanted)
+    added = set(has) - set(asked)
+    if added and "parts" in there and asked.items() <= has.items():
+        raise ValueError(
+            f"{path} has grown since it was opened, by {', '.join(sorted(added))}: use the store that add_sites returned, "
+            "or open it again"
+        )
 
 
-def _list(sites: Collection[str]) -> str:
-    return ", ".join(sites) or "none"
+def columns_of(path: Place, segment: Segment) -> Columns:
+    """What `refuse_unfit_columns` asks of a segment of the store at `path`; every shard has the same columns."""
+    return path / segment.name, segment.card, segment.shards[0].base.examples().schema

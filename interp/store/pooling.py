@@ -30,7 +30,12 @@ def recorded_rules(card: Mapping[str, Any]) -> list[str]:
     return [tokens] if isinstance(tokens, str) else list(tokens)
 
 
-def pooled_rows(store: "Store", site: str, tokens: str) -> Float32[Tensor, "text d"]:
+def holds_averages_among_tokens(card: Mapping[str, Any]) -> bool:
+    """Whether a store has rows that are averages, and rows of single tokens too."""
+    return len({_pick_of(rule) == "mean" for rule in recorded_rules(card)}) == 2
+
+
+def pooled_rows(store: "Store", site: str, tokens: str | Any) -> Float32[Tensor, "text d"]:
     """A row for each text that has rows, in order.
 
     Args:
@@ -70,11 +75,12 @@ def _pick_of(rule: str) -> str | None:
     return pick if pick in PICKS else None
 
 
-def _pick_and_rule(card: Mapping[str, Any], tokens: str) -> tuple[str | None, str]:
+def _pick_and_rule(card: Mapping[str, Any], tokens: str | Any) -> tuple[str | None, str]:
     """The pick that is left to take (None: the rule's own row), and the rule."""
     choices = _choices(recorded_rules(card))
-    name = tokens.removesuffix(":text")  # the whole text has no name of its own in a rule
-    if name not in choices:
+    # The whole text has no name of its own in a rule.
+    name = tokens.removesuffix(":text") if isinstance(tokens, str) else None
+    if name is None or name not in choices:
         raise ValueError(
             f"tokens={tokens!r} cannot be read from a store that kept tokens={card['tokens']!r}: it has "
             f"{', '.join(map(repr, choices))}; record with tokens='all' for the others"

@@ -8,6 +8,7 @@
 
 import ast
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -153,15 +154,23 @@ def _evaluate(query: str, plain: str, frame: pd.DataFrame, used: Sequence[str]) 
     try:
         found = named.eval(plain, engine="python", parser="pandas")
     except Exception as error:  # pandas raises whatever the columns' types raise
+        if lists := [name for name in used if _holds_lists(pd.Series(frame[name]))]:
+            raise _refused(query, f"{lists[0]} holds lists, of which only .isna() and .notna() can be asked") from error
         kinds = ", ".join(f"{name} is {frame[name].dtype}" for name in used)
-        raise ValueError(f"the query {query!r} cannot be answered ({error}): {kinds}") from error
+        why = textwrap.shorten(str(error), 200)
+        raise ValueError(f"the query {query!r} cannot be answered ({why}): {kinds}") from error
     if not isinstance(found, pd.Series):
-        raise _refused(query, f"its answer is {found!r}, not one for each row")
+        answer = repr(found) if np.isscalar(found) else f"a {type(found).__name__}"
+        raise _refused(query, f"its answer is {answer}, not one for each row")
     if found.dtype != bool:
         found = found.astype(object).where(found.notna(), False)
-    if not all(isinstance(value, (bool, np.bool_)) for value in found.unique()):
+    if pd.api.types.infer_dtype(found, skipna=False) != "boolean":
         raise _refused(query, "its answer is a value, not true or false")
     return found.to_numpy(dtype=bool)
+
+
+def _holds_lists(column: pd.Series) -> bool:
+    return any(isinstance(value, (list, np.ndarray)) for value in column.dropna().iloc[:1])
 
 
 def _describe(frame: pd.DataFrame, name: str) -> str:

@@ -21,8 +21,8 @@ from interp.store import batches as batching
 from interp.store import convert, files, parts, pooling, view
 from interp.store.batches import Batches
 from interp.store.joined import JoinedShard
-from interp.store.lookup import find_site, row_numbers
-from interp.store.place import Place, is_local
+from interp.store.lookup import find_site, row_numbers, whole_number
+from interp.store.place import Place
 from interp.store.shard import norm_column, outlier_column, site_shapes
 from interp.store.stats import SiteStats
 
@@ -109,7 +109,8 @@ class Store:
     @property
     def examples(self) -> pd.DataFrame:
         """A row per text, indexed by the text's number: text, label, group, split, the caller's columns; for texts cut
-        from long ones also document (number of the input) and chunk. The texts' tokens: `token_ids`."""
+        from long ones also document (number of the input) and chunk. Whole numbers of which some are missing are Int64.
+        The texts' tokens: `token_ids`."""
         return self._examples.copy(deep=False)
 
     @property
@@ -120,7 +121,7 @@ class Store:
         recorded. Of one site: `typical`, `norms`."""
         return self._tokens.copy(deep=False)
 
-    def token_ids(self, text: int) -> Int[np.ndarray, " token"]:
+    def token_ids(self, text: int | Any) -> Int[np.ndarray, " token"]:
         """All tokens of a text, also those that were not kept, as the model read them.
 
         Raises:
@@ -138,10 +139,14 @@ class Store:
         return whole._last_ids[1][int(text) - shard.first_text].values.to_numpy()
 
     def typical(self, site: str) -> Bool[np.ndarray, " row"]:
-        """For each row whether it is typical: not special, not first in its text, not an outlier at this site."""
+        """For each row whether it is typical: not special, not first in its text, not an outlier at this site; and no
+        average, in a store that has single tokens too."""
         names = ["is_special", "is_first", outlier_column(self._site(site))]
-        table = self._columns(names)
-        return ~np.logical_or.reduce([table.column(name).to_numpy() for name in names])
+        table = self._columns([*names, "position"])
+        typical = ~np.logical_or.reduce([table.column(name).to_numpy() for name in names])
+        if pooling.holds_averages_among_tokens(self.card):
+            typical &= table.column("position").to_numpy() >= 0
+        return typical
 
     def norms(self, site: str) -> Float32[np.ndarray, " row"]:
         """Euclidean norm of each row of a site, as it was recorded. ValueError for a store of format 1."""
@@ -163,6 +168,10 @@ class Store:
         self._add_stats([site])
         return self._stats[site]
 
+    def summary(self) -> dict[str, Any]:
+        """What it is, JSON-ready: path, model, texts, rows, tokens, dtype, finished, sites with the shape of a row."""
+        return convert.summary(self)
+
     def to_frame(self) -> pd.DataFrame:
         """A row per site: site, layer, shape, dtype, rows, typical_norm (NaN without typical rows), left_out."""
         self._add_stats(self.sites)
@@ -181,9 +190,9 @@ class Store:
             ValueError: an unknown site, or an index outside the rows.
         """
         site = self._site(site)
-        return convert.in_order(functools.partial(self._read, site), row_numbers(index, self.n_rows), self.width(site))
+        return convert.in_order(functools.partial(self._read, site), self._numbers(index), self.width(site))
 
-    def activations(self, text: int, sites: Any = None) -> dict[str, Float32[Tensor, "pos d"]]:
+    def activations(self, text: int | Any, sites: Any = None) -> dict[str, Float32[Tensor, "pos d"]]:
         """The rows of one text: full site name -> [pos d]; their positions stand in `tokens`.
 
         Args:
@@ -202,7 +211,7 @@ class Store:
         rows = np.arange(start[at], stop[at])
         return {site: self._read(site, rows).float() for site in wanted}
 
-    def pooled(self, site: str, tokens: str = "last") -> tuple[Float32[Tensor, "text d"], pd.DataFrame]:
+    def pooled(self, site: str, tokens: str | Any = "last") -> tuple[Float32[Tensor, "text d"], pd.DataFrame]:
         """One row a text, and the frame of texts that it is aligned with (those that have rows).
 
         Args:
@@ -223,16 +232,16 @@ class Store:
     def batches(
         self,
         site: str | Sequence[str],
-        size: int = 4096,
-        seed: int = 0,
+        size: int | Any = 4096,
+        seed: int | Any = 0,
         typical: bool = True,
         rows: Any = None,
-        epochs: int | None = 1,
+        epochs: int | Any | None = 1,
         drop_last: bool = False,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | Any = 0,
+        world_size: int | Any = 1,
         prefetch: bool = True,
-        block: int | None = None,
+        block: int | Any | None = None,
     ) -> Batches[Any]:
         """Shuffled rows of a site as Float32 [size, d], mixed over the whole store; see `Batches` for state and resume.
 
@@ -240,51 +249,28 @@ class Store:
             site: full name or shorthand; a list of them for batches {full name: Float32 [size, d]} of the same rows.
             size: rows in a batch; the last of an epoch is smaller, or left out with `drop_last`.
             seed: decides the order.
-            typical: leave out special tokens, first tokens and outliers (with several sites: of any of them).
+            typical: only the rows that are `typical` (with several sites: at all of them).
             rows: restrict to these rows (as in `rows`), for a held-out part.
             epochs: passes over the rows, None for no end.
             rank, world_size: number of this process, and how many share the rows. In an epoch the ranks have no row in
                 common and all the same number of batches of the same sizes; of all rows at most a block a rank is left
                 out, other ones in each epoch. `size` is that of each rank.
-            prefetch: let a thread read ahead.
+            prefetch: let a thread read ahead, if the consumer does more than take the batches.
             block: neighbouring rows that are read in one go and stay together until they are mixed in a window of 96 MB.
                 1 is a permutation of all rows; larger ones read a cold disk or an object store faster and mix less (how
                 much: `interp.store.batches`). None is 1 up to 4 GB of rows on this machine's disk, else 64.
 
         Raises:
-            ValueError: an unknown site, a number out of range, no row left, or too few for `world_size`.
+            ValueError: an unknown site, no whole number or one out of range, no row left, or too few for `world_size`.
         """
-        self._finished()
-        joint = not isinstance(site, str)
-        names = list(dict.fromkeys(map(self._site, site))) if joint else [self._site(site)]
-        if not names:
-            raise ValueError("no site was asked for: pass one, or a list of them")
-        chosen = np.zeros(self.n_rows, dtype=bool)
-        chosen[row_numbers(rows, self.n_rows)] = True
-        for name in names if typical else ():
-            chosen &= self.typical(name)
-        if not chosen.any():
-            raise ValueError(
-                f"no row of {', '.join(names)} is left: typical={typical} and rows= leave out all {self.n_rows}"
-            )
-        widths = [self.width(name) for name in names]
-        row_bytes = sum(widths) * files.DTYPES[self.dtype].itemsize
-        if block is None:
-            single = is_local(self.path) and self._whole.n_rows * row_bytes <= batching.SINGLE_ROWS_BYTES
-            block = 1 if single else batching.BLOCK_ROWS
-
-        def read(index: Int[np.ndarray, " n"]) -> Any:
-            return {name: self._read(name, index) for name in names} if joint else self._read(names[0], index)
-
-        return Batches(
-            read, np.flatnonzero(chosen), site=names if joint else names[0], d=widths if joint else widths[0],
-            row_bytes=row_bytes, size=size, seed=seed, epochs=epochs, drop_last=drop_last, block=block, rank=rank,
+        return batching.of_store(
+            self, site, typical, rows, block, size=size, seed=seed, epochs=epochs, drop_last=drop_last, rank=rank,
             world_size=world_size, prefetch=prefetch,
         )  # fmt: skip
 
     def to_torch(self, site: str, rows: Any = None) -> Float32[Tensor, "n d"]:
         """Rows of a site (as in `rows`, None for all). ValueError where they take more than the free memory."""
-        return convert.to_torch(self, self._site(site), row_numbers(rows, self.n_rows))
+        return convert.to_torch(self, self._site(site), self._numbers(rows))
 
     def to_numpy(self, site: str, rows: Any = None) -> Float32[np.ndarray, "n d"]:
         """As `to_torch`, as an array."""
@@ -292,18 +278,19 @@ class Store:
 
     def to_pandas(self, site: str, rows: Any = None) -> pd.DataFrame:
         """As `to_torch`, as a frame with columns 0 to d - 1, indexed by text and position."""
-        return convert.to_pandas(self, self._site(site), row_numbers(rows, self.n_rows))
+        return convert.to_pandas(self, self._site(site), self._numbers(rows))
 
     def to_arrow(self, site: str, rows: Any = None) -> pa.Table:
         """As `to_torch`, as a table: the columns of `tokens`, and `acts` as fixed_size_list<float>[d]."""
-        return convert.to_arrow(self, self._site(site), row_numbers(rows, self.n_rows), self._columns(None))
+        return convert.to_arrow(self, self._site(site), self._numbers(rows), self._columns(None))
 
     # ------------------------------------------------------------------------------------------------------ views
 
     def select(self, query: str | Any = None, *, texts: Any = None, rows: Any = None) -> "Store":
-        """A view of some rows, with all that a store can; nothing is copied. What is given must all hold.
+        """A view of some rows, with all that reading a store can; nothing is copied. What is given must all hold.
 
         Texts keep their numbers; those without a row in the view are not in it. Rows are counted anew, in their order.
+        A view cannot grow: sites and texts are added to the store that it was made from.
 
         Args:
             query: a pandas query over the columns of `tokens` and `examples`, such as
@@ -348,6 +335,10 @@ class Store:
             raise ValueError(f"{self.path} has no finished shard yet: record again to go on with it")
         return self._shards
 
+    def _numbers(self, index: Any) -> Int[np.ndarray, " n"]:
+        self._finished()
+        return row_numbers(index, self.n_rows)
+
     def _site(self, site: str) -> str:
         return find_site(site, self.sites)
 
@@ -368,7 +359,7 @@ class Store:
             return self._whole._examples.loc[self._texts[0]]
         table = pa.concat_tables([s.examples() for s in self._finished()], promote_options="permissive")
         kept = [name for name in table.column_names if name != TOKEN_IDS]
-        return table.select(kept).to_pandas().set_index("text_index").rename_axis(index=None)
+        return convert.examples_frame(table.select(kept))
 
     @functools.cached_property
     def _texts(self) -> tuple[Int[np.ndarray, " text"], Int[np.ndarray, " text"], Int[np.ndarray, " text"]]:
@@ -377,10 +368,11 @@ class Store:
         start = np.flatnonzero(np.diff(text, prepend=-1))
         return text[start], start, np.append(start[1:], len(text))
 
-    def _shard_of(self, text: int) -> JoinedShard:
-        shard = next((s for s in self._shards if 0 <= text - s.first_text < s.n_texts), None)
-        if shard is None or (self._chosen is not None and text not in self._examples.index):
-            raise ValueError(f"there is no text {text!r}: the store has {self.n_texts}, see its examples")
+    def _shard_of(self, text: int | Any) -> JoinedShard:
+        number, shards = whole_number("text", text), self._finished()
+        shard = next((s for s in shards if 0 <= number - s.first_text < s.n_texts), None)
+        if shard is None or (self._chosen is not None and number not in self._examples.index):
+            raise ValueError(f"there is no text {number}: the store has {self.n_texts}, see its examples")
         return shard
 
     def _add_stats(self, sites: list[str]) -> None:

@@ -115,8 +115,7 @@ def _write_and_rename(target: Path, data: ShardData) -> None:
 
 
 def _fill(folder: Place, data: ShardData) -> None:
-    flags = [data.tokens.column(name).to_numpy() for name in ("is_special", "is_first")]
-    ordinary = ~(flags[0] | flags[1])
+    ordinary = _ordinary(data.tokens)
 
     def write_site(site: str) -> tuple[dict[str, Any], tuple[SiteStats, Any, Any]]:
         acts = data.acts[site]
@@ -154,6 +153,13 @@ def _fill(folder: Place, data: ShardData) -> None:
     if data.head_stats:
         card["head_layers"] = sorted({int(name.split("/")[0].removeprefix("blocks.")) for name in data.head_stats})
     files.write_sealed(folder / CARD, card)
+
+
+def _ordinary(tokens: pa.Table) -> Bool[np.ndarray, " row"]:
+    """Rows that are typical if they are no outliers: neither special, nor first, nor an average beside single tokens."""
+    special, first, position = (tokens.column(name).to_numpy() for name in ("is_special", "is_first", "position"))
+    averaged = position < 0
+    return ~(special | first | (averaged & ~averaged.all()))
 
 
 def _with_norms(

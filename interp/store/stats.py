@@ -2,7 +2,8 @@
 
 A *typical* row is neither a special token, nor the first token of its text, nor an outlier: a norm over ten times the
 median norm of the rows that are neither special nor first. The first token is a sink in most models; its norm can be
-a hundred times that of the others, and then it alone decides a mean, a variance or a principal component.
+a hundred times that of the others, and then it alone decides a mean, a variance or a principal component. Where a shard
+has averages of tokens beside single tokens, the averages are not typical: they would count their tokens twice.
 
 1. Each shard computes count, mean and M2 (the sum of squared deviations) in float64, in one pass over its rows:
    deviations are taken from the mean of a few rows, which is near enough for their squares to lose nothing. Outliers
@@ -151,7 +152,7 @@ class SiteStats:
     all: Moments
     """Every row."""
     typical: Moments
-    """Rows that are not special, not first in their text and not outliers."""
+    """Rows that are not special, not first in their text and not outliers; averages only where there is nothing else."""
     outlier_norms: tuple[float | None, ...]
     """For each shard the norm over which a row is an outlier; None where that median is zero or of no row."""
 
@@ -193,7 +194,7 @@ def site_stats(
 
     Args:
         rows: as they stand on the disk.
-        ordinary: True where a row is neither special nor first in its text.
+        ordinary: True where a row is neither special nor first in its text, nor an average beside single tokens.
 
     Raises:
         ValueError: NaN or infinity in a row.

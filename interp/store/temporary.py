@@ -1,4 +1,4 @@
-"""Stores that live as long as the object: a private folder in memory, or on the disk where memory has no room."""
+"""Stores that live as long as their objects: a private folder in memory, or on the disk where memory has no room."""
 
 import logging
 import os
@@ -6,14 +6,13 @@ import secrets
 import shutil
 import tempfile
 import time
-import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
 from interp.store import files
-from interp.store.opening import open_store
+from interp.store.opening import end_with_its_stores, open_store
 from interp.store.reader import Store
 from interp.store.writer import require_room
 
@@ -28,6 +27,8 @@ _SETTLED = 60.0
 
 def temporary_store(write: Callable[[Path], Any], needed: int, cls: type[_S] = Store) -> _S:
     """Make a store in a private folder that is removed with the returned object, at the latest when Python ends.
+
+    What is opened from that folder later, as by `append` and `add_sites`, keeps it too; so do views and batches.
 
     Args:
         write: makes the store in the folder that it is given.
@@ -44,12 +45,11 @@ def temporary_store(write: Callable[[Path], Any], needed: int, cls: type[_S] = S
     try:
         stack.enter_context(files.hold(home))  # so that no other process takes it for a leftover
         write(home / "store")
-        store = open_store(home / "store", cls)
     except BaseException:
         stack.close()
         raise
-    weakref.finalize(store, stack.close)
-    return store
+    _lifetime = end_with_its_stores(home / "store", stack.close)  # until the store holds it
+    return open_store(home / "store", cls)
 
 
 def _parent(needed: int) -> Path:

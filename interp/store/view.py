@@ -9,7 +9,6 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from interp.store.convert import ROWS_AT_ONCE
-from interp.store.lookup import row_numbers
 from interp.store.query import matching_rows, query_columns
 from interp.store.stats import Moments, SiteStats
 
@@ -25,7 +24,7 @@ def choose_rows(store: "Store", query: Any, texts: Any, rows: Any) -> Int[np.nda
     asked = []
     if rows is not None:
         chosen[:] = False
-        chosen[row_numbers(rows, store.n_rows)] = True
+        chosen[store._numbers(rows)] = True
         asked.append(f"rows= names {int(chosen.sum())} rows")
     if texts is not None:
         found = _rows_of_texts(store, texts)

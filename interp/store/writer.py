@@ -10,7 +10,6 @@ finished shards stay, the lock is free, and the error says what to do before the
 
 import contextlib
 import errno
-import functools
 import logging
 import os
 import shutil
@@ -45,23 +44,27 @@ WHAT_COUNTS = {
     "texts": ("texts", "hash"),
     "labels, groups or further columns": ("texts", "columns_hash"),
     "what it is a part of": ("part",),
+    "which of the tokens are kept": ("texts", "rows_hash"),
 }
 """What decides the content of a store: name for people -> where it stands in store.json."""
+_HOOKS, _KEPT = "hooks on the model", "which of the tokens are kept"
 _MENDS = {
-    errno.ENOSPC: "the disk is full; finished shards are kept, so make room and record again",
-    errno.EDQUOT: "your share of the disk is used up; finished shards are kept, so make room and record again",
+    errno.ENOSPC: "the disk is full; finished shards are kept, so make room and {again}",
+    errno.EDQUOT: "your share of the disk is used up; finished shards are kept, so make room and {again}",
     errno.EROFS: "the file system is read-only; finished shards are kept: choose another path, or mount it for writing "
-    "and record again",
-    errno.EACCES: "it may not be written; finished shards are kept: give yourself the permission and record again, or "
-    "choose another path",
-    errno.ENOENT: "it was moved or removed while it was written: put it back and record again",
+    "and {again}",
+    errno.EACCES: "it may not be written; finished shards are kept: give yourself the permission and {again}, or choose "
+    "another path",
+    errno.ENOENT: "it was moved or removed while it was written: put it back and {again}",
 }
 _MENDS[errno.EFBIG] = (
     "a file may not grow any further; finished shards are kept, so raise the limit (ulimit -f) or choose another disk, and "
-    "record again"
+    "{again}"
 )
 _MENDS[errno.EPERM] = _MENDS[errno.EACCES]
 """What to do about an error of the operating system."""
+RECORD_AGAIN, CALL_AGAIN = "record again", "make the same call again"
+"""What goes on with a recording, and with whatever else writes a store."""
 
 
 class StoreWriter:
@@ -73,9 +76,11 @@ class StoreWriter:
             store that is there, if there is one, since they decide the last bits of the numbers.
         resume: go on with a store that is there; False refuses one.
 
+    A store that is finished needs no writing: it may lie on a disk that is read-only.
+
     Raises:
         ValueError: the path is something else, holds a store of other inputs or half of one of an older format, or
-            another process writes there.
+            another process writes there; what is there was recorded with hooks on the model.
         OSError: the place cannot be written; the message says what to do.
     """
 
@@ -83,18 +88,23 @@ class StoreWriter:
         self.path = as_place(path)
         _check_place(self.path, resume)
         self._card = {"format": FORMAT, **card}
+        self._again = CALL_AGAIN if "part" in card else RECORD_AGAIN
         self._stack = contextlib.ExitStack()
+        self._pool: ThreadPoolExecutor | None = None
         self._on_its_way: Future[Place] | None = None
 
     def __enter__(self) -> "StoreWriter":
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(said_clearly(self.path))
+        with said_clearly(self.path, self._again, making=True):
             files.make_folder(self.path)
-            stack.enter_context(files.hold(self.path))
-            begun = _has_shards(self.path)
-            if begun:
-                self._card = _same_inputs(read_store_card(self.path), self._card, self.path)
-                _refuse_older(self._card, self.path)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(said_clearly(self.path, self._again))
+            try:
+                stack.enter_context(files.hold(self.path))
+            except OSError as error:
+                if error.errno == errno.EROFS and self.check() and len(self.finished()) == self._card["shards"]:
+                    return self
+                raise
+            begun = self.check()
             files.make_folder(self.path / SHARDS)
             if is_local(self.path):
                 artifact.sweep_temporary(self.path / STORE_CARD)
@@ -124,6 +134,30 @@ class StoreWriter:
         """What store.json says."""
         return self._card
 
+    def check(self) -> bool:
+        """Whether there are shards to go on with. Nothing is written.
+
+        Raises:
+            ValueError: they were recorded from other inputs or under hooks, or are half of a store of an older format.
+        """
+        if not _has_shards(self.path):
+            return False
+        self._card = _same_inputs(read_store_card(self.path), self._card, self.path)
+        _refuse_older(self._card, self.path)
+        return True
+
+    def require_room(self, needed: int) -> None:
+        """Refuse to begin what the disk has no room for. ValueError with both numbers.
+
+        Args:
+            needed: bytes that are still to come.
+        """
+        if "part" in self._card:
+            adds = self._card["part"]["adds"]
+            require_room(self.path, needed, f"adding {adds}", f"make room there, or add fewer {adds}")
+        else:
+            require_room(self.path, needed)
+
     def finished(self) -> set[int]:
         """Numbers of the shards that are there, whole. ValueError if one is damaged."""
         found = set()
@@ -132,12 +166,12 @@ class StoreWriter:
                 shard = find_shard(folder)
             except ValueError as error:
                 raise ValueError(
-                    f"{error}: remove the folder {folder} and record again; the other shards are kept"
+                    f"{error}: remove the folder {folder} and {self._again}; the other shards are kept"
                 ) from None
             if shard is not None and (broken := shard.cut_off()):
                 raise ValueError(
-                    f"{folder} is damaged ({', '.join(broken)} missing or cut off): remove that folder and record "
-                    "again; the other shards are kept"
+                    f"{folder} is damaged ({', '.join(broken)} missing or cut off): remove that folder and "
+                    f"{self._again}; the other shards are kept"
                 )
             if shard is not None:
                 found.add(shard.index)
@@ -146,6 +180,7 @@ class StoreWriter:
     def commit(self, shard: ShardData) -> None:
         """Write a shard in the background; waits for the one before it, and raises what went wrong with that."""
         self.flush()
+        assert self._pool is not None, "a store that is finished takes no shard"
         self._on_its_way = self._pool.submit(write_shard, self.path / SHARDS, shard)
 
     def flush(self) -> None:
@@ -153,19 +188,28 @@ class StoreWriter:
         pending, self._on_its_way = self._on_its_way, None
         if pending is None:
             return
-        with said_clearly(self.path):
+        with said_clearly(self.path, self._again):
             pending.result()
 
 
 @contextlib.contextmanager
-def said_clearly(path: Place) -> Iterator[None]:
-    """Errors of the operating system, with what to do about them."""
+def said_clearly(path: Place, again: str, *, making: bool = False) -> Iterator[None]:
+    """Errors of the operating system, with what to do about them.
+
+    Args:
+        path: the store.
+        again: what goes on after the mend.
+        making: whether its folder is not there yet.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in _MENDS or not is_local(path):
             raise
-        raise OSError(error.errno, _MENDS[error.errno], str(path)) from error
+        mend = _MENDS[error.errno].format(again=again)
+        if making and error.errno == errno.ENOENT:  # some file systems have no folders but their own, such as /proc
+            mend = "no folder can be made there: choose another path"
+        raise OSError(error.errno, mend, str(path)) from error
 
 
 def read_store_card(path: Place) -> dict[str, Any]:
@@ -228,7 +272,17 @@ def _same_inputs(there: dict[str, Any], wanted: dict[str, Any], path: Place) -> 
             f"{path} was recorded from other inputs: {'; '.join(differs)}. Choose another path, or remove the folder; "
             "what is there stays readable"
         )
+    refuse_hooked(there, path, "choose another path, or remove the folder")
     return there
+
+
+def refuse_hooked(card: Mapping[str, Any], path: Place, mend: str) -> None:
+    """Refuse to go on with what was recorded with hooks on the model: of a function no more is known than its place."""
+    if hooked := _value(card, _HOOKS):
+        raise ValueError(
+            f"{path} was recorded with hooks on the model ({', '.join(hooked[:3])}), and whether the same functions are at "
+            f"work there now cannot be seen: {mend}; what is there stays readable"
+        )
 
 
 def differences(
@@ -241,15 +295,20 @@ def differences(
     """
     differs = []
     for name in of:
-        old, new = (functools.reduce(_entry, WHAT_COUNTS[name], card) for card in (there, wanted))
+        old, new = _value(there, name), _value(wanted, name)
         # An option that a card does not name was not known when it was written, which is the same as off.
-        if old != new and (old or new):
+        if old == new or not (old or new):
+            continue
+        # Which tokens are kept follows from the texts and the rule, unless that is a function; stores of format 1 do not say.
+        if name != _KEPT or (old and new and not differs):
             differs.append(f"{name} ({_say(old)} there, {_say(new)} now)")
     return differs
 
 
-def _entry(card: Any, key: str) -> Any:
-    return None if card is None else card.get(key)
+def _value(card: Any, name: str) -> Any:
+    for key in WHAT_COUNTS[name]:
+        card = None if card is None else card.get(key)
+    return card
 
 
 def _refuse_older(card: Mapping[str, Any], path: Place) -> None:

@@ -111,6 +111,24 @@ def test_rm_asks_and_takes_nothing_but_a_store(stores: Path, capsys: pytest.Capt
     assert status(["store", "rm", str(stores), "--yes"]) == 2
 
 
+def test_rm_asks_only_where_there_is_something(stores: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path, message in ((stores / "nope", "there is no store at"), (stores, "holds what does not belong to a store")):
+        assert status(["store", "rm", str(path)]) == 2
+        said = capsys.readouterr()
+        assert message in said.err
+        assert "Remove" not in said.err + said.out
+    card = stores / "a" / "store.json"
+    card.write_text("{")
+    runner = CliRunner()
+    for answer in ("n\n", ""):  # a person who says no, and nobody to ask
+        asked = runner.invoke(commands, ["store", "rm", str(stores / "a")], input=answer)
+        assert asked.exit_code == 1
+        assert "not removed" in asked.stderr
+        assert card.is_file()
+    assert runner.invoke(commands, ["store", "rm", str(stores / "a")], input="y\n").exit_code == 0
+    assert not (stores / "a").exists()
+
+
 def test_merge_ls_and_info(stores: Path, capsys: pytest.CaptureFixture[str]) -> None:
     both = stores / "both"
     assert status(["store", "merge", str(both), str(stores / "a"), str(stores / "b"), "--json"]) == 0
@@ -123,7 +141,12 @@ def test_merge_ls_and_info(stores: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert table["a"]["sites"] == 2
     assert all(row["finished"] == "yes" for row in table.values())
     assert status(["store", "info", str(stores / "a"), "--json"]) == 0
-    assert {row["site"] for row in json.loads(capsys.readouterr().out)} == {
-        "blocks.0.hook_resid_post", "blocks.0.hook_resid_mid",
-    }  # fmt: skip
+    info = json.loads(capsys.readouterr().out)
+    assert {row["site"] for row in info["sites"]} == {"blocks.0.hook_resid_post", "blocks.0.hook_resid_mid"}
+    assert (info["texts"], info["tokens"], info["dtype"], info["finished"]) == (12, "all", "bfloat16", True)
+    assert info["model"] == "tiny-llama"
+    assert status(["store", "info", str(stores / "a")]) == 0
+    said = capsys.readouterr().out
+    assert f"model tiny-llama ({info['model_fingerprint']}), tokens all" in said
+    assert "12 texts" in said
     assert status(["store", "verify", str(both)]) == 0

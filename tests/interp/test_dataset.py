@@ -61,6 +61,28 @@ def test_tables_have_numbers_where_every_value_is_one(tmp_path: Path) -> None:
         read_table(tmp_path / "b.csv")
 
 
+def test_codes_of_digits_keep_every_digit(tmp_path: Path) -> None:
+    """What a number would write otherwise is text: zeros in front, and whole numbers that no 64 bits or float hold."""
+    columns = {
+        "big": (["1234567890123456789", "-9223372036854775808"], [1234567890123456789, -(2**63)]),
+        "bigger": (["12345678901234567890", "5"], ["12345678901234567890", "5"]),
+        "zeros": (["01234", "5"], ["01234", "5"]),
+        "zeros_point": (["00.5", "1.5"], ["00.5", "1.5"]),
+        "minus": (["-0", "1"], ["-0", "1"]),
+        "mixed": (["9007199254740993", "0.5"], ["9007199254740993", "0.5"]),
+        "huge": (["1e400", "1"], ["1e400", "1"]),
+        "decimal": (["7", "-2.50"], [7.0, -2.5]),
+        "exponent": (["1e3", "2.5E-1"], [1000.0, 0.25]),
+    }
+    rows = [",".join(columns), *(",".join(written[row] for written, _ in columns.values()) for row in range(2))]
+    for name in ("codes.csv", "codes.tsv"):
+        lines = "\n".join(rows)
+        found = read_table(written(tmp_path / name, lines if name.endswith("csv") else lines.replace(",", "\t")))
+        for column, (_, expected) in columns.items():
+            assert found[column].tolist() == expected, column
+            assert [type(value) for value in found[column].tolist()] == [*map(type, expected)], column
+
+
 def test_every_format_reads_the_same(tmp_path: Path) -> None:
     rows = [{"text": "Ä b.", "label": 1, "group": "g1", "n": 3}, {"text": "c", "label": 0, "group": "g2", "n": 4}]
     frame = pd.DataFrame(rows)

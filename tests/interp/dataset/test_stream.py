@@ -1,7 +1,9 @@
 """Items of every kind become examples one at a time, or are refused with their number and what to do."""
 
+import datetime
 import itertools
 import logging
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -16,6 +18,14 @@ CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes
 
 def read(data, **options) -> list[Example]:
     return list(iter_examples(data, **options))
+
+
+def unchecked(**fields) -> Example:
+    """An example as a caller without a type checker makes it."""
+    example = Example("a")
+    for name, value in fields.items():
+        object.__setattr__(example, name, value)
+    return example
 
 
 # ---------------------------------------------------------------------------------------------------- what is accepted
@@ -47,6 +57,19 @@ def test_a_column_named_as_a_field_is_kept_under_another_name():
     assert read([row], text="statement", label=None, group="topic") == [Example("s", group="x", meta=meta)]
     with pytest.raises(ValueError, match="columns 'label' and 'label_column': rename one"):
         read([{"text": "a", "label": 1, "label_column": 2}], label=None)
+
+
+def test_fields_of_examples_are_read_as_those_of_rows():
+    given = unchecked(label=np.int64(1), group=5, split=np.int64(2), meta={3: "x"})
+    assert read([given]) == read([{"text": "a", "label": 1, "group": 5, "split": 2, 3: "x"}])
+    assert read([given]) == [Example("a", 1, "5", "2", {"3": "x"})]
+
+
+def test_values_that_are_kept_as_they_are_or_as_they_are_written():
+    day, span, moment = datetime.date(2020, 1, 2), (1, 3), np.datetime64("2020-01-02")
+    row = {"text": "a", "day": day, "moment": moment, "price": Decimal("1.50"), "answer_span": span, "deep": {"a": [1]}}
+    meta = {"day": "2020-01-02", "moment": "2020-01-02", "price": "1.50", "answer_span": [1, 3], "deep": {"a": [1]}}
+    assert read([row]) == [Example("a", meta=meta)]
 
 
 def test_frames_of_several_pieces_keep_their_order_and_types():
@@ -154,6 +177,27 @@ def test_bundled_sets_by_name(caplog):
         (["a"], {"limit": -1}, "got -1"),
         (["a"], {"limit": True}, "got True"),
         (["a"], {"limit": 1.5}, "got 1.5"),
+        (
+            [{"text": "a", "x": object()}],
+            {},
+            "text 0 has a object in its column 'x', which is neither text nor a number",
+        ),
+        ([{"text": "a", "x": b"a"}], {}, "text 0 has a bytes in its column 'x'"),
+        ([{"text": "a", "x": {1, 2}}], {}, "text 0 has a set in its column 'x'"),
+        ([{"text": "a", 1: 2, "1": 3}], {}, "text 0 has two columns that are written '1': rename one"),
+        (
+            pd.DataFrame([["a", "b"]], columns=["text", "text"]),
+            {},
+            "2 of its columns are called 'text': rename or drop",
+        ),
+        (pd.DataFrame([["a", 1, 2]], columns=["text", 1, "1"]), {}, "2 of its columns are called '1'"),
+        (["a"], {"label": "foo"}, "text 0 has no columns, so label='foo' names nothing: leave it out, or pass rows"),
+        ([Example("a")], {"text": "t", "group": "g"}, "text 0 has no columns, so text='t', group='g' names nothing"),
+        ([{"text": "a", "y": 1}, CHAT], {"label": "y"}, "text 1 has no columns, so label='y'"),
+        ("a text", {"group": "g"}, "text 0 has no columns, so group='g'"),
+        ([unchecked(meta=[1])], {}, r"text 0: its meta is \[1\]: pass a dict"),
+        ([unchecked(meta={1: 2, "1": 3})], {}, "text 0 has two columns that are written '1'"),
+        ([unchecked(group=0.5)], {}, "text 0 has 0.5 in its column 'group', which is not text"),
         ("sentiment", {}, r"'sentiment' is a bundled set of pairs, read with load_pairs.*\['sentiment'\]"),
     ],
 )

@@ -132,6 +132,12 @@ def test_conversations_are_written_and_read_back(tmp_path: Path, kind: str):
         ("a.json", "[]", "a.json has no rows"),
         ("a.txt", "\n \n", "a.txt has no rows"),
         ("a.parquet", "not parquet", "cannot read .*a.parquet"),
+        (
+            "a.csv",
+            "text,n,text\na,1,b\n",
+            "cannot read .*a.csv: 2 of its columns are called 'text': rename or drop all",
+        ),
+        ("a.tsv", "text\tn\tn\na\t1\t2\n", "2 of its columns are called 'n'"),
         ("a.csv.gz", None, "cannot read .*a.csv.gz"),
         ("a.jsonl.gz", None, "cannot read .*a.jsonl.gz"),
         ("a.xlsx", "x", r"cannot read a.xlsx: the ending says the format, one of \.csv"),
@@ -149,6 +155,18 @@ def test_bad_files_are_refused(tmp_path: Path, name: str, content: str | None, m
         read(path)
 
 
+def test_parquet_with_two_columns_of_one_name_is_refused(tmp_path: Path):
+    pq.write_table(pa.table([["a"], ["b"]], names=["text", "text"]), tmp_path / "a.parquet")
+    for reader in (read, load_dataset):
+        with pytest.raises(ValueError, match="2 of its columns are called 'text'"):
+            reader(tmp_path / "a.parquet")
+
+
+def test_columns_without_a_name_are_no_repetition(tmp_path: Path):
+    path = written(tmp_path / "a.csv", ",text,\n0,a,x\n")
+    assert read(path) == [Example("a", meta={"Unnamed: 0": 0, "Unnamed: 2": "x"})]
+
+
 def test_other_encodings_are_refused(tmp_path: Path):
     for name in ("a.csv", "a.txt", "a.jsonl"):
         (tmp_path / name).write_bytes('text\n{"text": "ä"}\n'.encode("latin-1"))
@@ -163,7 +181,15 @@ def test_strings_that_look_like_files(tmp_path: Path, monkeypatch: pytest.Monkey
             iter_examples(name)
     with pytest.raises(ValueError, match=r"there is no file none\.csv"):
         iter_examples(Path("none.csv"))
-    assert read("Read a.csv") == [Example("Read a.csv")]
+    for name, kind in (("d/not here.csv", "file"), ("d/none/", "folder")):
+        with pytest.raises(ValueError, match=rf"there is no {kind} {name}; pass \['{name}'\] if that is the text"):
+            iter_examples(name)
+    for name in ("notes.xyz", "noending", "d/x.md"):
+        written(tmp_path / name, "x")
+        with pytest.raises(ValueError, match=rf"the ending says the format, one of \.csv.*pass \['{name}'\] if"):
+            iter_examples(name)
+    for text in ("Read a.csv", "See d/a.csv", "and/or", "either / or /", "x" * 5000 + "/"):
+        assert read(text) == [Example(text)]
     assert read("a" * 5000) == [Example("a" * 5000)]
     assert read("odd\0name") == [Example("odd\0name")]
     written(tmp_path / "two words.txt", "x\n")

@@ -149,7 +149,9 @@ def test_a_tree_may_hold_more_tokens_than_the_context():
     assert store.card["run"]["share"]
     for number, text in enumerate(texts):
         expected = model.run_with_cache(text, "resid_post:1")[1]["resid_post:1"][0]
-        torch.testing.assert_close(store.activations(number)["blocks.1.hook_resid_post"], expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            store.activations(number)["blocks.1.hook_resid_post"], expected, rtol=1e-4, atol=1e-5
+        )
     with pytest.raises(ValueError, match="17 tokens"):
         model("a" * 17)
 

@@ -1,5 +1,7 @@
 """`recording_plan` against what `record` then does."""
 
+import re
+
 import pytest
 from tiny import tiny_model
 
@@ -45,3 +47,24 @@ def test_a_sample_of_shards_stands_for_all(model, monkeypatch):
     assert plan.free_bytes is None
     with pytest.raises(ValueError, match="dtype"):
         recording_plan(model, TEXTS, dtype="int4")
+
+
+def test_a_path_where_record_would_not_write_is_refused(model, tmp_path):
+    call = {"sites": "embed", "tokens": "last", "progress": False}
+    record(model, TEXTS[:3], path=tmp_path / "there", **call)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/notes.txt").write_text("mine")
+    del call["progress"]
+    assert recording_plan(model, TEXTS[:3], path=tmp_path / "there", **call).fits
+    before = sorted(tmp_path.rglob("*"))
+    for name, message in (
+        ("there", r"was recorded from other inputs: texts \("),
+        ("file", "is a file; a store is a folder"),
+        ("full", "is not a store and not empty"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            recording_plan(model, TEXTS[:4], path=tmp_path / name, **call)
+    with pytest.raises(ValueError, match=re.escape("would lie in")):
+        recording_plan(model, tmp_path / "full", path=tmp_path / "full/store", **call)
+    assert sorted(tmp_path.rglob("*")) == before

@@ -164,12 +164,18 @@ def test_all_new_tokens_have_rows_also_where_the_context_ends(model):
         ({"tokens": lambda token: False}, "keep"),
         ({"stride": 0}, "stride"),
         ({"limit": 0}, "limit"),
+        ({"bos": "x"}, "bos is True or False, or None for what the tokenizer does; got 'x'"),
+        ({"signals": 1}, "signals is True or False; got 1"),
+        ({"head_stats": "yes"}, "head_stats is True or False; got 'yes'"),
+        ({"label": "truth"}, "text 0 has no columns, so label='truth' names nothing"),
+        ({"model": "smollm2-135m"}, r"pass the model, interp.load\('smollm2-135m'\)"),
+        ({"model": 5}, "a int is no model that can be recorded"),
     ],
 )  # fmt: skip
 def test_bad_options_are_refused_before_anything_runs(model, tmp_path, options, message):
     before = model.run.forwards
     with pytest.raises(ValueError, match=message):
-        record(model, ["abc", "abcdef"], path=tmp_path / "a", progress=False, **options)
+        record(**{"model": model, "data": ["abc", "abcdef"], "path": tmp_path / "a", "progress": False, **options})
     assert model.run.forwards == before
     assert not (tmp_path / "a").exists()
 
@@ -189,3 +195,67 @@ def test_a_sliding_window_keeps_each_token_once_with_more_before_it(model):
         piece = text[starts[number] : starts[number] + 8]
         expected = value(model, model.tokenizer.encode(piece), "resid_post:1")[tokens.position[rows].tolist()]
         assert close(store.rows("resid_post:1", rows), expected)
+
+
+def test_a_store_may_not_lie_in_the_folder_of_its_data(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cities").mkdir()
+    (tmp_path / "cities/a.txt").write_text("a city")
+    call = {"sites": "embed", "tokens": "last", "progress": False}
+    for data in (tmp_path / "cities", "./cities"):
+        for path in (tmp_path / "cities/run", "cities/../cities/deep/run", "cities"):
+            with pytest.raises(ValueError, match=r"the folder of the data, .*: choose a path outside it"):
+                record(model, data, path=path, **call)
+    assert [found.name for found in tmp_path.rglob("*")] == ["cities", "a.txt"]
+    for path in ("run", "cities/.run"):  # what is hidden is not read
+        assert record(model, tmp_path / "cities", path=path, **call).n_texts == 1
+        assert record(model, tmp_path / "cities", path=path, **call).n_texts == 1
+    assert record(model, "cities", path="cities/run", limit=2, **call).n_texts == 2  # the bundled set of that name
+
+
+# What is added to a store -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["add_sites", "append"])
+def test_nothing_is_added_under_hooks(model, tmp_path, verb):
+    def add(store):
+        more = "resid_post:0" if verb == "add_sites" else ["c"]
+        return getattr(store, verb)(model, more, progress=False)
+
+    def zero(value, ctx):
+        return value * 0
+
+    call = {"sites": "resid_post:1", "progress": False}
+    store = record(model, ["a", "b"], path=tmp_path / "plain", **call)
+    with model.hooks({"resid_pre:0": zero}):
+        with pytest.raises(ValueError, match=f"{verb}: functions are attached to the model at blocks.0.hook_resid_pre"):
+            add(store)
+        edited = record(model, ["a", "b"], path=tmp_path / "edited", **call)
+        with pytest.raises(ValueError, match="functions are attached to the model"):
+            add(edited)
+    with pytest.raises(ValueError, match=f"was recorded with functions attached .*so {verb} cannot make rows that fit"):
+        add(edited)
+    assert not list(tmp_path.rglob("parts"))
+    assert add(store).complete
+    with pytest.raises(ValueError, match=r"interp.load\('m'\)"):
+        getattr(store, verb)("m", ["c"])
+
+
+def test_texts_are_appended_by_the_rules_of_the_card(model, tmp_path):
+    def vowel(view):
+        return view.text in "aeiou"
+
+    def recorded(tokens, text="abe"):
+        return record(
+            model, [text], "embed", tokens, progress=False, path=tmp_path / str(len(list(tmp_path.iterdir())))
+        )
+
+    marked = Example("abe", meta={"end_span": (1, 3)})
+    for tokens, positions in (([0, -1], [0, 2]), (["last", [1]], [1, 2]), ("first:end", [1])):
+        more = recorded(tokens, marked).append(model, [marked], progress=False)
+        assert more.tokens.position.tolist() == positions * 2
+    for tokens in (vowel, ["last", vowel]):
+        store = recorded(tokens)
+        with pytest.raises(ValueError, match=r"the function 'vowel' chose.*: pass the function again"):
+            store.append(model, ["oba"], progress=False)
+        assert store.append(model, ["oba"], tokens=tokens, progress=False).n_rows == 4

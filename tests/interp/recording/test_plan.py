@@ -181,6 +181,28 @@ def test_cut_texts():
     assert kept(planned([marked], "answer", long="truncate", max_length=3)) == [["a", "b"]]
 
 
+def test_cut_texts_are_named(caplog):
+    data = ["abcd", *("abc" if n % 2 else "abcdef" for n in range(12))]
+    planned(data, long="truncate", max_length=3)
+    assert (
+        "7 of 13 texts have over 3 tokens and are cut to them (long='truncate'): text 0, 1, 3, 5, 7 ...;" in caplog.text
+    )
+    assert [record.levelname for record in caplog.records if "cut to" in record.message] == ["WARNING"]
+    caplog.clear()
+    planned(["ab", "abcd"], long="truncate", max_length=3)
+    assert "text 1; what is cut off" in caplog.text
+
+
+def test_a_place_may_be_written_as_columns_with_gaps_write_it():
+    for start in (1, 1.0, "1", np.float64(1)):
+        assert kept(planned([Example("abc", meta={"answer_start": start})], "answer")) == [["b", "c"]]
+
+
+def test_dicts_that_have_keys_somewhere_are_kept():
+    data = [Example("a", meta={"x": {}}), Example("b", meta={"x": {"k": 1}})]
+    assert whole(planned(data)).examples.column("x").to_pylist() == [{"k": None}, {"k": 1}]
+
+
 def test_labels_decide_what_becomes_of_long_texts(monkeypatch):
     assert planned(["a" * 300]).n_texts == 3
     assert planned([Example("a" * 300, 1)], long="chunk").n_texts == 3
@@ -209,6 +231,20 @@ def test_labels_decide_what_becomes_of_long_texts(monkeypatch):
             {},
             "column 'x' does not fit a table .* one type",
         ),
+        ([Example("a", meta={"x": 2**70})], {}, "'x' holds a whole number of over 64 bits.*: write it as text"),
+        ([Example("a", label=2**63)], {}, "'label' holds a whole number of over 64 bits"),
+        ([Example("a", meta={"x": "b\ud800"})], {}, "'x' holds a lone surrogate"),
+        ([Example("a", meta={"b\ud800": 1})], {}, "whose name holds a lone surrogate"),
+        ([Example("a", meta={"x": {}})], {}, "'x' holds dicts that have no key in any example"),
+        ([Example("a", meta={"x": [{"a": {}}]})], {}, "'x' holds dicts that have no key"),
+        ([Example("a", meta={"x": object()})], {}, r"'x' holds <object .* \(object\).* or leave the column out"),
+        ([Example("a", meta={"x": {5: 1}})], {}, r"'x' holds \{5: 1\} .*dicts with text as keys"),
+        ([Example("a", meta={"x": {"a", "b"}})], {}, "'x' holds a set, which has no order"),
+        (
+            [Example("a", meta={"x": 1}), Example("b", meta={"x": "1"}), Example("c", meta={"x": 2**70})],
+            {},
+            "column 'x' ",
+        ),
         ([Example("a", meta={"x": 2**60 + 1}), Example("b", meta={"x": 0.5})], {}, "column 'x' does not fit a table"),
         (["a"], {"tokens": "lst"}, "did you mean 'last'"),
         (["a"], {"tokens": "generated"}, "pass generate="),
@@ -223,12 +259,13 @@ def test_labels_decide_what_becomes_of_long_texts(monkeypatch):
         (["abcd"], {"generate": 2, "max_length": 5}, r"over the limit of 3 \(max_length=5, 2 of them new\)"),
         ([Example("abc")], {"tokens": "answer"}, "needs to know the answer of text 0"),
         ([Example("abc", meta={"answer_span": (2, 9)})], {"tokens": "answer"}, "not inside its 3 characters"),
+        ([Example("abc", meta={"answer_start": 1.7})], {"tokens": "answer"}, r"as \(start, end\), got \(1.7, 3\)"),
         ([Example("abc", meta={"answer_span": 3})], {"tokens": "answer"}, r"marked as \(start, end\), got 3"),
         ([Example("abc", meta={"answer_span": (1, 2, 3)})], {"tokens": "answer"}, r"got \(1, 2, 3\)"),
         (
             [Example("abcd", meta={"answer_start": 1})],
             {"tokens": "answer", "max_length": 3, "long": "chunk"},
-            "over the limit of 3 .* or pass long='truncate'",
+            "over the limit of 3 .* or pass long='truncate'; tokens='answer' picks from a span, which pieces would cut",
         ),
         (
             [Example("abcdefgh", meta={"answer_span": (1, 5)})],
@@ -263,7 +300,7 @@ def test_columns_have_one_type_over_all_examples(monkeypatch, size):
     assert table.column_names == names
     assert table.column("score").to_pylist() == [1.0, 0.5, None]
     assert table.column("span").to_pylist() == [[], None, [0, 1]]
-    assert table.column("none").type == table.column("split").type == pa.string()
+    assert (table.column("none").type, table.column("split").type) == (pa.null(), pa.string())
     assert table.column("late").to_pylist() == [None, {"a": 1, "b": None}, {"a": None, "b": 2}]
     assert table.column("label").to_pylist() == [0, 1, 0]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import byte_tokenizer
 
-from interp.recording.rules import TokenizedText, parse_rules, rows_of
+from interp.recording.rules import TokenizedText, parse_rules, rows_of, rules_of_card
 from interp.tokens import Tokenizer
 
 PAD = 257
@@ -25,6 +25,10 @@ def kept(rule, text):
 
 def is_vowel(view):
     return view.text in "aeiou"
+
+
+def last(view):
+    return view.pos == 0
 
 
 # Parsing ------------------------------------------------------------------------------------------------------------
@@ -55,6 +59,13 @@ def test_rules_have_one_name_each(given, names):
     assert parse_rules(rules) is rules
 
 
+def test_rules_are_read_back_from_what_the_card_names():
+    for given in ("all", "mean:answer", [0, -1], ["last", [3], "first:user", [-2, 5]]):
+        rules = parse_rules(given)
+        assert rules_of_card(rules.card) == rules
+    assert rules_of_card(parse_rules(is_vowel).card).spans == ["is_vowel"]  # of a function the name alone is left
+
+
 def test_what_rules_need():
     rules = parse_rules(["last", "mean:answer", "generated"])
     assert (rules.averages, rules.needs_generation, rules.spans) == (True, True, ["answer", "generated"])
@@ -79,6 +90,7 @@ def test_what_rules_need():
         (["last", 0.5], "0.5 is no token rule"),
         (["last", "last:text"], "two rules that are called 'last': leave one out"),
         ([lambda view: True, lambda view: False], "give functions names of their own"),
+        (last, "a function called 'last', which is the name of a rule: give it another one"),
     ],
 )
 def test_what_is_no_rule_is_refused(given, message):
@@ -177,6 +189,19 @@ def test_functions_see_the_tokens_as_a_person_does():
     text = tokenized("<|end|>a", tokenizer=tokenizer)
     assert [view.text for view in text.views()] == ["<|end|>", "a"]
     assert text.views() is text.views()
+
+
+def test_a_function_that_fails_names_the_text():
+    def fails(view):
+        return {0: True}[view.pos]
+
+    with pytest.raises(
+        ValueError, match=r"function 'fails' of tokens= failed on text 7 \('ab'\): KeyError: 1"
+    ) as found:
+        kept(fails, tokenized("ab"))
+    assert isinstance(found.value.__cause__, KeyError)
+    with pytest.raises(ValueError, match=r"failed on text 7 .*ambiguous"):
+        kept(lambda view: np.ones(2), tokenized("ab"))
 
 
 def test_the_most_rows_of_a_prompt_that_grows():

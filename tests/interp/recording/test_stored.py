@@ -1,10 +1,14 @@
 """Adding sites and texts to a store: the result equals one recording of everything, and what was there is not touched."""
 
+import gc
+import logging
+
 import numpy as np
 import pytest
 import torch
 from tiny import tiny_model
 
+from interp import Ablate
 from interp.recording import open_store, plan, record
 from interp.store import merge_stores
 
@@ -119,6 +123,85 @@ def test_a_rule_that_is_a_function_is_given_again(model, tmp_path):
     assert {model.tokenizer.decode([token]) for token in more.tokens.token_id} <= set("aeiou")
 
 
+def test_going_on_with_another_function_of_the_same_name_is_refused(model, tmp_path):
+    """The rows of two functions would stand in one store."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(done, total, tokens):
+        if done >= 28:
+            raise Stop
+
+    def keeping(*positions):
+        return lambda token: token.pos in positions
+
+    def call(rule, progress=False):
+        return record(model, TEXTS, "resid_post:1", tokens=rule, path=tmp_path / "a", progress=progress)
+
+    with pytest.raises(Stop):
+        call(keeping(*range(12)), stop)
+    before = file_bytes(tmp_path / "a")
+    assert 0 < open_store(tmp_path / "a").n_texts < len(TEXTS)
+    with pytest.raises(ValueError, match="which of the tokens are kept"):
+        call(keeping(*range(12, 24)))
+    assert file_bytes(tmp_path / "a") == before
+    assert set(call(keeping(*range(12))).tokens.position) == set(range(12))
+    with pytest.raises(ValueError, match="which of the tokens are kept"):
+        call(keeping(*range(12, 24)))
+
+
+def test_other_hooks_at_the_same_place_are_not_gone_on_with(model, tmp_path):
+    def call(head):
+        with model.intervene(Ablate(heads=[(0, head)], kind="zero")):
+            return record(model, TEXTS[:4], "resid_post:1", path=tmp_path / "a", progress=False)
+
+    rows = call(1).rows("resid_post:1", slice(None))
+    for head in (1, 2):
+        with pytest.raises(ValueError, match=r"blocks\.0\.attn\.hook_z\), and whether the same functions"):
+            call(head)
+    assert torch.equal(open_store(tmp_path / "a").rows("resid_post:1", slice(None)), rows)
+
+
+def test_a_store_in_memory_lasts_as_long_as_what_was_made_of_it(model):
+    """`append` and `add_sites` give another object; the one before goes away at once."""
+    store = record(model, TEXTS[:4], "resid_post:1", progress=False)
+    home = store.path.parent
+    store = store.append(model, TEXTS[4:6], progress=False)
+    gc.collect()
+    store = store.add_sites(model, "resid_post:0", progress=False)
+    gc.collect()
+    rows = store.rows("resid_post:0", slice(None))
+    again, view = open_store(store.path), store.select(texts=[5])
+    batches = view.batches("resid_post:0", size=3, typical=False)
+    del store
+    gc.collect()
+    assert torch.equal(again.rows("resid_post:0", slice(None)), rows)
+    del again, view
+    gc.collect()
+    assert sum(len(batch) for batch in batches) == len(TEXTS[5])
+    del batches
+    gc.collect()
+    assert not home.exists()
+
+
+def test_appended_documents_have_their_own_numbers(model, tmp_path):
+    long = "a text of two pieces, " * 9
+    store = record(model, [long, "short"], "resid_post:1", path=tmp_path / "a", long="chunk", progress=False)
+    store = store.append(model, [long, "brief"], progress=False)
+    assert store.examples.document.tolist() == [0, 0, 1, 2, 2, 3]
+
+
+def test_texts_that_are_appended_twice(model, tmp_path, caplog):
+    store = record(model, TEXTS[:4], "resid_post:1", path=tmp_path / "a", progress=False)
+    for texts in (["A"], ["B"]):
+        store = store.append(model, texts, progress=False)
+    assert caplog.text == ""
+    with caplog.at_level(logging.WARNING):
+        assert store.append(model, ["A"], progress=False).n_texts == 6
+    assert "appended before, as parts/0001, so nothing is appended" in caplog.text
+
+
 def test_stores_merge(model, tmp_path):
     a = record(model, TEXTS[:10], path=tmp_path / "a", progress=False)
     b = record(model, TEXTS[10:16], path=tmp_path / "b", progress=False)
@@ -141,3 +224,13 @@ def test_recording_to_an_object_store_gives_the_same_store(model, tmp_path):
     epochs = [torch.cat(list(each.batches("resid_post:0", size=64))) for each in (store, local)]
     remote, near = (rows[np.lexsort(rows.T.numpy())] for rows in epochs)
     assert torch.equal(remote, near)
+
+
+def test_a_column_of_another_type_is_not_appended(model, tmp_path):
+    store = record(model, [{"text": "a", "k": 1, "empty": None}], "resid_post:1", path=tmp_path / "a", progress=False)
+    with pytest.raises(ValueError, match=r"column 'k' holds int64 in .* but string in the new texts"):
+        store.append(model, [{"text": "b", "k": "x"}], progress=False)
+    assert not (tmp_path / "a" / "parts").exists()
+    more = store.append(model, [{"text": "b", "k": 2.5, "empty": "c"}], progress=False)
+    assert more.examples["k"].tolist() == [1.0, 2.5]
+    assert more.examples["empty"].tolist()[1] == "c"

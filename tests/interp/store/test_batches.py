@@ -38,6 +38,40 @@ def numbers(found):
     return [batch[:, 0].long().tolist() for batch in found]
 
 
+class Clock:
+    """A clock for `interp.store.batches` that goes on by 1 whenever it is looked at, and as the consumer likes."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 1
+        return self.now
+
+    def at_work(self, found):
+        """The batches, with a consumer that takes ten times as long for them as they took to make."""
+        for batch in found:
+            yield batch
+            self.now += 10
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(batches, "perf_counter", clock)
+    return clock
+
+
+def noting_threads(threads):
+    """A reader for `numbered` that notes the names of the threads that it runs in."""
+
+    def read(index):
+        threads.append(threading.current_thread().name)
+        return torch.from_numpy(index).float()[:, None].expand(-1, WIDTH).contiguous()
+
+    return read
+
+
 def readers():
     return [thread for thread in threading.enumerate() if thread.name == "interp-batches"]
 
@@ -53,26 +87,43 @@ def small_windows(monkeypatch):
 
 @pytest.mark.usefixtures("small_windows")
 @pytest.mark.parametrize("block", [1, 4])
-def test_reading_ahead_changes_nothing(block):
-    ahead, plain = (list(numbered(203, epochs=3, block=block, prefetch=prefetch)) for prefetch in (True, False))
+def test_reading_ahead_changes_nothing(block, clock):
+    threads = []
+    options = {"epochs": 3, "block": block, "read": noting_threads(threads)}
+    ahead, plain = (list(clock.at_work(numbered(203, **options, prefetch=prefetch))) for prefetch in (True, False))
+    assert threads == ["MainThread", *["interp-batches"] * 32, *["MainThread"] * 33]
     assert numbers(ahead) == numbers(plain)
     assert [len(batch) for batch in ahead] == ([7] * 29) * 3
     assert sorted(itertools.chain(*numbers(ahead)[:29])) == list(range(203))
 
 
 @pytest.mark.usefixtures("small_windows")
-def test_no_thread_is_left():
+def test_only_a_consumer_at_work_is_read_ahead_for(clock):
+    threads = []
+    found = list(numbered(203, read=noting_threads(threads)))
+    assert sorted(itertools.chain(*numbers(found))) == list(range(203))
+    assert threads == ["MainThread"] * 11
+    threads.clear()
+    late = iter(numbered(203, read=noting_threads(threads)))
+    for number, _batch in enumerate(late):
+        clock.now += 100 * (number == 10)
+    assert threads == ["MainThread"] * 4 + ["interp-batches"] * 7
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_no_thread_is_left(clock):
     for shuffled in (numbered(203), numbered(203, epochs=None)):
-        for _, _batch in zip(range(5), shuffled):
+        for _, _batch in zip(range(5), clock.at_work(shuffled)):
             pass
         gc.collect()
         assert readers() == []
-    list(numbered(203))
+    list(clock.at_work(numbered(203)))
     assert readers() == []
 
     def fail():
-        for _ in numbered(203):
-            raise RuntimeError("the consumer stops")
+        for number, _ in enumerate(clock.at_work(numbered(203))):
+            if number == 1:
+                raise RuntimeError("the consumer stops")
 
     with pytest.raises(RuntimeError, match="the consumer"):
         fail()
@@ -82,17 +133,18 @@ def test_no_thread_is_left():
 
 @pytest.mark.usefixtures("small_windows")
 @pytest.mark.parametrize("prefetch", [True, False])
-def test_an_error_of_the_reader_comes_where_its_window_is_due(prefetch):
+def test_an_error_of_the_reader_comes_where_its_window_is_due(prefetch, clock):
     calls = itertools.count()
 
     def read_badly(index):
         if next(calls) == 2:
+            assert threading.current_thread().name == ("interp-batches" if prefetch else "MainThread")
             raise ValueError("the third window is damaged")
         return torch.from_numpy(index).float()[:, None].expand(-1, WIDTH).contiguous()
 
     shuffled, found = numbered(203, read=read_badly, prefetch=prefetch), []
     with pytest.raises(ValueError, match="the third window") as error:
-        found.extend(batch for batch in shuffled)
+        found.extend(batch for batch in clock.at_work(shuffled))
     assert len(found) == 2 * 20 // 7
     assert "read_badly" in "".join(traceback.format_tb(error.value.__traceback__))
     assert shuffled.state()["rows"] == len(found) * 7
@@ -100,7 +152,7 @@ def test_an_error_of_the_reader_comes_where_its_window_is_due(prefetch):
 
 
 @pytest.mark.usefixtures("small_windows")
-def test_two_windows_are_in_memory_and_no_more():
+def test_two_windows_are_in_memory_and_no_more(clock):
     alive, most = weakref.WeakSet(), []
 
     def read(index):
@@ -109,10 +161,19 @@ def test_two_windows_are_in_memory_and_no_more():
         most.append(len(alive))
         return rows
 
-    for _batch in numbered(403, read=read):
+    for _batch in clock.at_work(numbered(403, read=read)):
         pass
     assert max(most) == 2
     assert len(most) == 21
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("width", [3, 700, 40_000])
+def test_rows_are_converted_in_pieces(dtype, width):
+    acts = torch.randn(130, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+    place = np.random.default_rng(0).integers(0, 130, 101)
+    found = batches._take(acts, place)
+    torch.testing.assert_close(found, acts[torch.from_numpy(place)].float(), rtol=0, atol=0)
 
 
 # State --------------------------------------------------------------------------------------------------------------
@@ -128,7 +189,7 @@ def test_two_windows_are_in_memory_and_no_more():
     prefetch=st.booleans(),
 )
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_going_on_is_exact_whatever_was_read_ahead(size, stops, world_size, block, drop_last, prefetch):
+def test_going_on_is_exact_whatever_was_read_ahead(clock, size, stops, world_size, block, drop_last, prefetch):
     def fresh():
         options = {"world_size": world_size, "rank": world_size - 1, "block": block, "prefetch": prefetch}
         return numbered(203, size=size, epochs=2, drop_last=drop_last, **options)
@@ -137,7 +198,7 @@ def test_going_on_is_exact_whatever_was_read_ahead(size, stops, world_size, bloc
     for stop in [*stops, None]:
         part = fresh()
         part.load_state(json.loads(json.dumps(state)))
-        for number, batch in enumerate(part, start=1):
+        for number, batch in enumerate(clock.at_work(part), start=1):
             found += numbers([batch])
             if number == stop:
                 break
@@ -154,6 +215,18 @@ def test_a_state_of_another_rank_is_refused():
         numbered(203, rank=0, world_size=3).load_state(state)
     with pytest.raises(ValueError, match="block"):
         numbered(203, block=1).load_state(numbered(203).state())
+
+
+@pytest.mark.parametrize("state", [None, 3, "epoch", {}, {"epoch": 0}])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(ValueError, match=r"a state is what state\(\) of batches returned, got"):
+        numbered(203).load_state(state)
+
+
+@pytest.mark.parametrize("change", [{"rows": 1.5}, {"rows": -1}, {"epoch": "0"}])
+def test_a_state_that_was_changed_is_refused(change):
+    with pytest.raises(ValueError, match="must be"):
+        numbered(203).load_state(numbered(203).state() | change)
 
 
 # Ranks --------------------------------------------------------------------------------------------------------------
@@ -200,6 +273,15 @@ def test_ranks_leave_other_rows_out_in_each_epoch():
         ({"block": 0}, "block must be at least 1"),
         ({"world_size": 9, "block": 4}, r"24 rows are 6 whole blocks of 4, too few for world_size=9"),
         ({"site": []}, "no site was asked for"),
+        ({"size": 2.5}, r"size must be a whole number, got 2\.5"),
+        ({"size": "a"}, "size must be a whole number, got 'a'"),
+        ({"size": None}, "size must be a whole number, got None"),
+        ({"size": True}, "size must be a whole number, got True"),
+        ({"seed": 1.5}, r"seed must be a whole number, got 1\.5"),
+        ({"epochs": 1.5}, r"epochs must be a whole number, got 1\.5"),
+        ({"rank": 1.0, "world_size": 2}, r"rank must be a whole number, got 1\.0"),
+        ({"world_size": 2.0}, "world_size must be a whole number"),
+        ({"block": 8.0}, "block must be a whole number"),
     ],
 )
 def test_bad_requests_are_refused(tmp_path, options, message):

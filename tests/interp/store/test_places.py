@@ -34,7 +34,7 @@ def memory(tmp_path):
 
 
 def test_a_path_or_a_url_is_a_place(tmp_path):
-    assert as_place("runs/a") == as_place(Path("runs/a")) == Path("runs/a")
+    assert as_place("runs/a") == as_place(Path("runs/a")) == Path.cwd() / "runs" / "a"
     for url in (f"file://{tmp_path}/a", f"local://{tmp_path}/a", UPath(tmp_path / "a")):
         assert as_place(url) == tmp_path / "a"
         assert is_local(as_place(url))
@@ -47,6 +47,54 @@ def test_a_path_or_a_url_is_a_place(tmp_path):
 def test_what_is_no_place_is_refused(path):
     with pytest.raises(ValueError, match=r"path or a URL|pass it as a str|cannot be reached"):
         as_place(path)
+
+
+def test_a_path_stays_the_same_place(tmp_path, monkeypatch):
+    """Also after the process has changed its folder."""
+    monkeypatch.chdir(tmp_path)
+    store = plain_store("a")
+    (tmp_path / "b").mkdir()
+    monkeypatch.chdir("b")
+    assert store.path == tmp_path / "a"
+    assert torch.equal(store.rows(SITE, slice(None)), all_rows(SITE, (0, 0), (1, 0)))
+
+
+def test_a_tilde_is_the_users_own_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert as_place("~/a") == as_place(Path("~") / "a") == tmp_path / "a"
+    assert as_place(f"{tmp_path}/~/a") == tmp_path / "~" / "a"
+    with pytest.raises(ValueError, match="~nobody-of-that-name/a begins with the name of no user"):
+        as_place("~nobody-of-that-name/a")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("file/a", r"file/a cannot be a folder, since .*/file is a file: choose another path"),
+        ("file/a/b", r"since .*/file is a file"),
+        ("x" * 300, "File name too long"),
+        ("a\0b", "cannot be the name of a folder"),
+        ("a\ud800b", "cannot be the name of a folder"),
+        ("loop/a", "cannot be a folder"),
+    ],
+)
+def test_a_path_that_no_folder_can_have(tmp_path, name, message):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for call in (as_place, open_store, lambda path: StoreWriter(path, card())):
+        with pytest.raises(ValueError, match=message):
+            call(f"{tmp_path}/{name}")
+
+
+def test_a_folder_that_cannot_be_made(tmp_path, monkeypatch):
+    """Nobody moved it: some file systems, as that of /proc, have no folders but their own."""
+
+    def refuse(path, *_, **__):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(FileNotFoundError, match="no folder can be made there: choose another path"):
+        commit(StoreWriter(tmp_path / "a", card()))
 
 
 @pytest.mark.parametrize("where", ["local", "memory"])

@@ -1,13 +1,14 @@
 """Views of a store, against pandas; what a query may not say; pooling by recorded rules."""
 
 import gc
+import json
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
-from plain_store import SITE, append_texts, card, plain_shard, plain_store
+from plain_store import HEADS, SITE, append_texts, card, plain_shard, plain_store
 
 from interp.store import Moments, ShardData, StoreWriter, open_store, temporary_store
 from interp.store.query import query_columns
@@ -53,7 +54,7 @@ def merged(store):
 
 
 def expected(merged, mask):
-    return np.flatnonzero(np.asarray(mask(merged), dtype=bool))
+    return np.flatnonzero(mask(merged).fillna(False).to_numpy(dtype=bool))
 
 
 # Queries ------------------------------------------------------------------------------------------------------------
@@ -64,7 +65,10 @@ def expected(merged, mask):
     [
         ("label == 1", lambda m: m.label == 1),
         ("label == 1 and position > 1", lambda m: (m.label == 1) & (m.position > 1)),
-        ("label == 1 & position > 1 | is_first", lambda m: ((m.label == 1) & (m.position > 1)) | m.is_first),
+        (
+            "label == 1 & position > 1 | is_first",
+            lambda m: ((m.label == 1).fillna(False) & (m.position > 1)) | m.is_first,
+        ),
         ("not is_first and 0.2 < entropy <= 1.4", lambda m: ~m.is_first & (m.entropy > 0.2) & (m.entropy <= 1.4)),
         ("text in [0, 4]", lambda m: m.text.isin([0, 4])),
         ("text == 3 or text == 1", lambda m: m.text.isin([1, 3])),
@@ -119,8 +123,11 @@ def test_queries_are_those_of_pandas(store, merged, query, mask):
         ("1 == 1", "it names no column"),
         ("label + 1", "not true or false"),
         ("label == 'x' + 1", "cannot be answered"),
-        ("label.str.lower() == 'a'", "cannot be answered .*label is float64"),
+        ("label.str.lower() == 'a'", "cannot be answered .*label is Int64"),
         ("string.str.contains('(')", "cannot be answered"),
+        ("string.str.extract('(text)')", "its answer is a DataFrame, not one for each row"),
+        ("string.str.split(' ')", "its answer is a value, not true or false"),
+        ("label + 1 == 'a' * position", "cannot be answered"),
         ("lable == 1", "no column 'lable' .*there is text, position"),
         ("`is_outlier:x` == 1", "no column 'is_outlier:x'"),
         ("os == 1", "no column 'os'"),
@@ -147,7 +154,7 @@ def test_names_that_tokens_and_examples_share():
 
 def test_a_query_that_leaves_nothing_says_what_there_is(store):
     with pytest.raises(
-        ValueError, match=r"label goes from 0\.0 to 1\.0, 1 of 6 missing; split holds 'train', 'test', \"it's"
+        ValueError, match=r"label goes from 0 to 1, 1 of 6 missing; split holds 'train', 'test', \"it's"
     ):
         store.select("label == 2 and split == 'dev'")
     with pytest.raises(ValueError, match="is_special is true in 0 of 24"):
@@ -163,13 +170,34 @@ def test_a_query_that_leaves_nothing_says_what_there_is(store):
         ({"texts": [6]}, "no text 6: texts go from 0 to 5"),
         ({"texts": "all"}, "numbers of texts"),
         ({"texts": [0.5]}, "numbers of texts"),
-        ({"rows": [24]}, "rows go from 0 to 23"),
+        ({"rows": [24]}, "rows go from 0 to 23, asked for 24 to 24"),
+        ({"rows": [3, -1]}, "rows go from 0 to 23 and are not counted from the end, got -1: the last is 23"),
         ({"rows": []}, "no row is left of 24: rows= names 0 rows"),
     ],
 )
 def test_other_choices_are_checked(store, options, message):
     with pytest.raises(ValueError, match=message):
         store.select(**options)
+
+
+def test_long_ids_keep_all_digits_where_some_are_missing(tmp_path):
+    ids = [1234567890123456788, None, 1234567890123456789]
+    plain = plain_shard(0)
+    examples = plain.examples.append_column("id", pa.array(ids, pa.int64()))
+    examples = examples.append_column("small", pa.array([None, None, 3], pa.uint8()))
+    with StoreWriter(tmp_path / "a", card(shards=1)) as writer:
+        writer.commit(ShardData(0, examples, plain.tokens, plain.acts))
+    store = open_store(tmp_path / "a")
+    assert (store.examples["id"].dtype, store.examples["small"].dtype) == ("Int64", "UInt8")
+    assert store.examples["id"].dropna().tolist() == [ids[0], ids[2]]
+    for query, texts in (
+        ("id == 1234567890123456788", [0]),
+        ("id in [1234567890123456789]", [2]),
+        ("id != 1234567890123456788", [2]),
+        ("not id == 1234567890123456788", [2]),
+        ("id.isna() or position == 3 and id > 1234567890123456788", [1, 2]),
+    ):
+        assert store.select(query).examples.index.tolist() == texts
 
 
 # Views --------------------------------------------------------------------------------------------------------------
@@ -252,6 +280,56 @@ def test_appended_texts_have_their_own_numbers(tmp_path):
     torch.testing.assert_close(view.activations(7)[SITE], store.rows(SITE, range(28, 32)), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("text", ["0", None, 1.5, 1.0, True, [1]])
+def test_a_text_is_named_by_a_whole_number(store, text):
+    for call in (store.activations, store.token_ids):
+        with pytest.raises(ValueError, match="text must be a whole number, got"):
+            call(text)
+    assert store.token_ids(np.int64(1)).tolist() == store.token_ids(1).tolist()
+    assert store.activations(np.int32(1))[SITE].shape == (4, 6)
+
+
+def test_a_store_without_a_shard_says_so_whatever_is_asked_for(tmp_path):
+    with StoreWriter(tmp_path / "a", card()):
+        pass
+    empty = open_store(tmp_path / "a")
+    assert (empty.n_rows, empty.n_texts, empty.summary()["finished"]) == (0, 0, False)
+    for call in (
+        lambda: empty.rows(SITE, [0]),
+        lambda: empty.to_numpy(SITE),
+        lambda: empty.to_pandas(SITE),
+        lambda: empty.to_arrow(SITE),
+        lambda: empty.activations(0),
+        lambda: empty.token_ids(0),
+        lambda: empty.pooled(SITE),
+        lambda: empty.batches(SITE, typical=False),
+        lambda: empty.select(rows=[0]),
+        lambda: empty.select(texts=[0]),
+        lambda: empty.examples,
+        lambda: empty.tokens,
+        lambda: empty.stats(SITE),
+    ):
+        with pytest.raises(ValueError, match="has no finished shard yet: record again to go on with it"):
+            call()
+
+
+def test_a_summary_is_ready_for_json(store):
+    assert json.loads(json.dumps(store.summary())) == {
+        "path": str(store.path),
+        "model": "plain",
+        "model_fingerprint": "f00",
+        "texts": 6,
+        "rows": 24,
+        "tokens": "all",
+        "dtype": "float32",
+        "finished": True,
+        "view": False,
+        "sites": {HEADS: [2, 4], SITE: [6]},
+    }
+    view = store.select(texts=[1]).summary()
+    assert (view["texts"], view["rows"], view["view"]) == (1, 4, True)
+
+
 def test_what_was_not_recorded_is_named(tmp_path, store):
     plain = plain_store(tmp_path / "a")
     with pytest.raises(ValueError, match="head_stats=True"):
@@ -314,12 +392,45 @@ def test_several_rules(tmp_path):
         ("mean:all", rows[:, 1:3].mean(1)),
     ):
         torch.testing.assert_close(store.pooled(SITE, tokens)[0], pooled, rtol=1e-6, atol=1e-6)
+    for tokens in (None, 5, ["last"], b"last"):
+        with pytest.raises(ValueError, match=r"cannot be read from a store that kept tokens=.*it has 'answer'"):
+            store.pooled(SITE, tokens)
     view = store.select("`rule:answer` and position == 1")
     torch.testing.assert_close(view.pooled(SITE, "last:answer")[0], rows[:, 1], rtol=0, atol=0)
     with pytest.raises(ValueError, match="text 0 has no row of tokens='mean'"):
         view.pooled(SITE, "mean")
     with pytest.raises(ValueError, match="'max' cannot be read"):
         store.pooled(SITE, "max")
+
+
+def test_an_average_is_no_typical_row_beside_single_tokens(tmp_path):
+    flags = {"all": [1, 1, 0], "mean": [0, 0, 1]}
+    both, _ = ruled_store(tmp_path / "a", list(flags), [0, 1, -1], flags)
+    assert both.typical(SITE).tolist() == [False, True, False] * 3
+    assert both.batches(SITE).n_rows == 3
+    view = both.select("position < 0", texts=[1, 2])
+    assert view.typical(SITE).tolist() == [False, False]
+    alone, _ = ruled_store(tmp_path / "b", "mean:answer", [-1])
+    two_kinds = {"mean": [1, 0], "mean:answer": [0, 1]}
+    averages, _ = ruled_store(tmp_path / "c", list(two_kinds), [-1, -1], two_kinds)
+    for store in (alone, averages):
+        assert store.typical(SITE).all()
+        assert store.batches(SITE).n_rows == store.n_rows
+
+
+def test_a_column_of_lists_is_no_condition(tmp_path):
+    plain = plain_shard(0)
+    averaged = pa.array([[0, 1]] * 6 + [None] * 6, pa.list_(pa.int32()))
+    with StoreWriter(tmp_path / "a", card(shards=1)) as writer:
+        tokens = plain.tokens.append_column("averaged", averaged)
+        writer.commit(ShardData(0, plain.examples, tokens, plain.acts))
+    store = open_store(tmp_path / "a")
+    assert store.select("averaged.notna()").n_rows == 6
+    for query in ("averaged == 1", "averaged < 3", "averaged > position"):
+        with pytest.raises(ValueError, match="averaged holds lists") as error:
+            store.select(query)
+        assert "\n" not in str(error.value)
+        assert "truth value" not in str(error.value)
 
 
 def test_without_all_tokens_a_pick_needs_its_rule(tmp_path):
