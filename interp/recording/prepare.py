@@ -25,8 +25,8 @@ from interp.recording.rules import parse_rules
 from interp.store import DTYPES, as_place
 from interp.store.place import is_local
 
-BATCH_TOKENS = 4096
-"""Most places in a forward pass of several rows."""
+BATCH_TOKENS, GPU_BATCH_TOKENS = 4096, 32_768
+"""Most places in a forward pass of several rows: what keeps a processor busy is soon reached, a GPU takes more."""
 NEW_TOKENS = 20
 """New tokens of each text, where `generate` does not say."""
 _GENERATE = (
@@ -116,7 +116,7 @@ def prepared(
         run = Run(
             texts_per_shard=plan.texts_per_shard(job.row_bytes),
             batch_size=batch_size,
-            batch_tokens=BATCH_TOKENS,
+            batch_tokens=BATCH_TOKENS if model.device.type == "cpu" else GPU_BATCH_TOKENS,
             share=can_share(model),
             threads=torch.get_num_threads(),
         )
