@@ -5,7 +5,6 @@ spread, and the time is that of one small pass, measured here and now, times the
 """
 
 import os
-import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from interp.recording.batching import Batch, Prices, make_batches
 from interp.recording.forward import prompt_batches, run_batch
 from interp.recording.job import shard_ranges
 from interp.recording.prepare import Prepared, prepared, refuse_inside
-from interp.store import StoreWriter, as_place
-from interp.store.place import is_local
+from interp.store import StoreWriter
+from interp.store.writer import free_room
 
 SAMPLED_SHARDS = 16
 """Shards whose passes are counted; the others are taken to be like them."""
@@ -114,7 +113,8 @@ def recording_plan(
     with ready as it:
         if path is not None:
             StoreWriter(path, it.card).check()  # what writes is its block, which is not entered
-        return _measured(it, None if path is None else _free(path))
+        room = None if path is None else free_room(path)
+        return _measured(it, None if room is None else room[1])
 
 
 def _measured(it: Prepared, free: int | None) -> RecordingPlan:
@@ -174,11 +174,3 @@ def _speed(it: Prepared, batches: list[Batch], new: int) -> tuple[float, float]:
         options = {**(it.job.generate or {}), "max_new_tokens": min(new, 3)}
         timing = it.job.model.generate(batch.tokens, **options).timing
     return batch.computed / timing.prefill_s, timing.decode_s / max(options["max_new_tokens"] - 1, 1)
-
-
-def _free(path: str | os.PathLike[str]) -> int | None:
-    place = as_place(path)
-    if not is_local(place):
-        return None
-    there = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
-    return shutil.disk_usage(there).free

@@ -236,16 +236,24 @@ def require_room(
         doing: what it is, for the message.
         mend: what to do about it, for the message.
     """
-    path = as_place(path)
-    if not is_local(path):
+    found = free_room(path)
+    if found is None:
         log.debug("%s: whether there is room for %.0f MB is not known", path, needed / 1e6)
         return
-    place = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    free = shutil.disk_usage(place).free
+    place, free = found
     if needed > free:
         raise ValueError(
             f"{doing} needs about {needed / 1e6:,.0f} MB but {place} has {free / 1e6:,.0f} MB free: {mend}"
         )
+
+
+def free_room(path: str | os.PathLike[str] | Place) -> tuple[Place, int] | None:
+    """The nearest folder that is there already, and the bytes that are free in it; None where that is not known."""
+    path = as_place(path)
+    if not is_local(path):
+        return None
+    place = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    return place, shutil.disk_usage(place).free
 
 
 def _check_place(path: Place, resume: bool) -> None:
