@@ -90,10 +90,15 @@ def site_shapes(model: HookedTransformer, sites: Sequence[str]) -> dict[str, tup
     return {site: tuple(map(int, str(sizes[site]).split()[2:])) for site in sites}
 
 
+def edited_at(model: HookedTransformer) -> list[str]:
+    """Names of the hook points where functions are attached."""
+    return [name for name, point in model.hook_dict.items() if point.handles]
+
+
 def can_share(model: HookedTransformer) -> bool:
     """Whether tokens that texts begin with alike have the same activations: nothing looks ahead or edits."""
     by_length = model.rope is not None and model.rope.by_length
-    return model.cfg.causal and not by_length and not any(point.handles for point in model.hook_dict.values())
+    return model.cfg.causal and not by_length and not edited_at(model)
 
 
 def shard_ranges(n_texts: int, texts_per_shard: int) -> Iterator[tuple[int, int, int]]:

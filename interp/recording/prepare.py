@@ -19,7 +19,7 @@ from interp.dataset.sources import folder_of
 from interp.engine import as_engine
 from interp.model import HookedTransformer
 from interp.recording.cutting import LONG_RULES
-from interp.recording.job import Job, Run, can_share, site_shapes, stop_layer
+from interp.recording.job import Job, Run, can_share, edited_at, site_shapes, stop_layer
 from interp.recording.plan import Plan, make_plan
 from interp.recording.rules import parse_rules
 from interp.store import DTYPES, as_place
@@ -148,11 +148,6 @@ def refuse_inside(data: Any, path: Any) -> None:
             f"the store {path} would lie in {os.fspath(folder)}, the folder of the data, where its files would be read as "
             "data the next time: choose a path outside it"
         )
-
-
-def edited_at(model: HookedTransformer) -> list[str]:
-    """Names of the hook points where functions are attached."""
-    return [name for name, point in model.hook_dict.items() if point.handles]
 
 
 def require_word(name: str, value: Any, known: Iterable[Any]) -> None:

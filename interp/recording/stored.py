@@ -15,8 +15,8 @@ import torch
 
 from interp import artifact
 from interp.model import HookedTransformer
-from interp.recording.job import Job, Run, can_share, site_shapes, stop_layer
-from interp.recording.prepare import edited_at, prepared, require_model
+from interp.recording.job import Job, Run, can_share, edited_at, site_shapes, stop_layer
+from interp.recording.prepare import prepared, require_model
 from interp.recording.progress import reporter
 from interp.recording.rules import SPANS, TokenRules, parse_rules, rules_of_card
 from interp.recording.texts import Texts
