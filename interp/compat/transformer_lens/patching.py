@@ -1,10 +1,7 @@
 """Activation patching as `transformer_lens.patching` offers it: one metric for every patch of a sweep.
 
-1. Run the corrupted text once and keep the stream before every block.
-2. A patch of layer l changes nothing before l: start at block l, from that stream.
-3. Put many patches of one layer into one batch, each in rows of its own, and hand the metric each patch's own logits.
-
-The figures are those of one whole pass for each patch, up to rounding. Where hooks of the caller are attached, who may
+Patches start at their layer and share batches (`interp/rerun.py`); the metric is handed each patch's own logits. The figures
+are those of one whole pass for each patch, up to rounding. Where hooks of the caller are attached, who may
 count on the shape of a batch, every patch does run alone and whole.
 """
 
@@ -20,6 +17,7 @@ from torch import Tensor
 
 from interp.compat.transformer_lens.utils import get_act_name
 from interp.model import HookedTransformer as NativeTransformer
+from interp.rerun import BaseRun, base_run
 from interp.tokens import Tokens
 
 PatchSetter = Callable[[Tensor, Sequence[int], Tensor], Tensor]
@@ -105,18 +103,16 @@ def generic_activation_patch(
         sizes = [len(index_df)]
     indices = [[int(number) for number in row] for row in index_df.itertuples(index=False)]
     figures = torch.zeros(len(indices), device=native.device)
+    attached = any(point.handles for point in native.hook_dict.values())
     with torch.no_grad():
-        if any(point.handles for point in native.hook_dict.values()):
-            starts, rows = {}, 1
-        else:
-            starts, rows = _streams(native, tokens, {index[0] for index in indices}), max(1, ROWS // len(tokens))
+        base = None if attached else base_run(native, tokens, {index[0] for index in indices})
+        rows = 1 if base is None else max(1, ROWS // len(tokens))
         for layer in sorted({index[0] for index in indices}):
             name = get_act_name(activation_name, layer)
             mine = [number for number, index in enumerate(indices) if index[0] == layer]
             for part in (mine[start : start + rows] for start in range(0, len(mine), rows)):
                 patch = _Patches([indices[number] for number in part], len(tokens), patch_setter, clean_cache[name])
-                logits = _patched_logits(native, tokens, starts.get(layer), layer, name, patch)
-                for number, own in zip(part, logits.split(len(tokens))):
+                for number, own in zip(part, _patched_logits(native, tokens, base, layer, name, patch)):
                     figures[number] = patching_metric(own)
     result = figures.view(*sizes)
     return (result, index_df) if return_index_df else result
@@ -135,9 +131,9 @@ class _Patches:
     clean: Tensor
     """The clean value [batch ...]."""
 
-    def apply(self, value: Tensor, hook: Any) -> Tensor:
+    def apply(self, value: Tensor, ctx: object) -> Tensor:
         """Every patch in its own rows."""
-        del hook
+        del ctx
         rows = [part.clone() for part in value.split(self.batch)]
         return torch.cat([self.setter(row, index, self.clean) for row, index in zip(rows, self.indices, strict=True)])
 
@@ -152,22 +148,14 @@ def _sizes(native: NativeTransformer, kind: str, tokens: Tokens, axes: Sequence[
     return [known[axis] for axis in axes]
 
 
-def _streams(native: NativeTransformer, tokens: Tokens, layers: set[int]) -> dict[int, Tensor]:
-    """The corrupted stream before each layer."""
-    names = [f"blocks.{layer}.hook_resid_pre" for layer in sorted(layers)]
-    _, cache = native.run_with_cache(tokens, names, stop_at_layer=max(layers) + 1)
-    return {layer: cache[f"blocks.{layer}.hook_resid_pre"] for layer in layers}
-
-
 def _patched_logits(
-    native: NativeTransformer, tokens: Tokens, stream: Tensor | None, layer: int, name: str, patch: _Patches
-) -> Float[Tensor, "rows pos d_vocab"]:
-    with native.hooks(fwd_hooks=[(name, patch.apply)]):
-        if stream is None:
-            return native(tokens).as_subclass(Tensor)
-        n = len(patch.indices)
-        many = Tokens(tokens.ids.repeat(n, 1), tokens.mask.repeat(n, 1))
-        return native(stream.repeat(n, 1, 1), start_at_layer=layer, tokens=many).as_subclass(Tensor)
+    native: NativeTransformer, tokens: Tokens, base: BaseRun | None, layer: int, name: str, patch: _Patches
+) -> Float[Tensor, "patch batch pos d_vocab"]:
+    if base is None:
+        with native.hooks({name: patch.apply}):
+            return native(tokens).as_subclass(Tensor)[None]
+    stream = base.stream(layer, {name: patch.apply}, copies=len(patch.indices))
+    return native.unembed_logits(stream)
 
 
 @dataclass(frozen=True)

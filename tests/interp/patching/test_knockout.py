@@ -1,0 +1,44 @@
+"""Knockout sweeps against whole runs under `Knockout`."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import shaken_model
+from torch import Tensor
+
+from interp.intervene import Knockout
+from interp.patching.knockout import _quiet, knockout_sweep, load_knockout_sweep
+
+TEXTS = ["hello there", "other words"]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "neox", "gemma2"])
+def test_every_cut_is_a_whole_run(family: str, tmp_path: Path) -> None:
+    model = shaken_model(family)
+    sweep = knockout_sweep(model, TEXTS, ["a", "b"], "c", window=2)
+    assert len(sweep.places) == 2 * 10
+    ids = [model.tokenizer.to_single_token(t) for t in "abc"]
+    right, wrong = torch.tensor(ids[:2]), ids[2]
+    for index in sweep.places.sample(6, random_state=0).index:
+        place = sweep.places.loc[index]
+        layers = range(int(place["first"]), int(place["last"]) + 1)
+        with model.hooks(_quiet(Knockout("last", [int(place["pos"])], layers=layers), model)):
+            logits = model(TEXTS)[:, -1].as_subclass(Tensor).double()
+        expected = logits[torch.arange(2), right] - logits[:, wrong]
+        torch.testing.assert_close(sweep.values[2, index], expected, atol=1e-4, rtol=1e-4)
+    loaded = load_knockout_sweep(sweep.save(tmp_path / "sweep.safetensors"))
+    assert loaded.to_frame().equals(sweep.to_frame())
+    sweep.plot().to_dict()
+
+
+def test_prompts_of_unequal_length_need_keys() -> None:
+    model = shaken_model("llama")
+    with pytest.raises(ValueError, match="not the same places"):
+        knockout_sweep(model, ["hello", "hi"], "a")
+    sweep = knockout_sweep(model, ["hello", "hey"], "a", keys=[(0, 2)], layers=[1])
+    alone = knockout_sweep(model, "hey", "a", keys=[(0, 2)], layers=[1])
+    torch.testing.assert_close(sweep.values[:, :, 1:], alone.values, atol=1e-5, rtol=1e-4)
+    assert sweep.to_frame().n.item() == 2
+    with pytest.raises(ValueError, match="shortest prompt"):
+        knockout_sweep(model, ["hello", "hi"], "a", keys=[3])
