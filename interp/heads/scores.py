@@ -130,7 +130,7 @@ def head_scores(
             )
         ids, n_bos = repeated_tokens(model, period=period or min(64, room), bos=bos, seed=seed)
     else:
-        ids, n_bos = _given(model, torch.as_tensor(tokens), period, bos)
+        ids, n_bos = given_tokens(model, torch.as_tensor(tokens), period, bos)
     n = (ids.shape[1] - n_bos) // 2
     shape = (model.cfg.n_layers, model.cfg.n_heads, ids.shape[0])
     scores = {metric: torch.zeros(shape) for metric in METRICS}
@@ -204,7 +204,7 @@ def _behind_bos(model: HookedTransformer, ids: Tensor, bos: int | bool | None) -
     return torch.cat([torch.full((ids.shape[0], 1), int(token)), ids], dim=1), 1
 
 
-def _given(
+def given_tokens(
     model: HookedTransformer, ids: Tensor, period: int | None, bos: int | bool | None
 ) -> tuple[Int[Tensor, "row pos"], int]:
     """The whole repeated sequence from what the caller gave, and its BOS columns."""
