@@ -10,6 +10,8 @@ The rules that every chart keeps:
 4. Tokens are shown by `token_label`, with their index where one token can stand twice. Nothing is ever read as markup.
 """
 
+from interp.plot.attribution import attribution_bars, attribution_heads, attribution_sources, attribution_waterfall
+from interp.plot.circuits import circuit_graph_chart
 from interp.plot.curves import (
     fvu_curve,
     layer_curve,
@@ -18,25 +20,51 @@ from interp.plot.curves import (
     steering_effect,
     token_bars,
 )
+from interp.plot.diffs import head_differences, layer_differences, score_pairs, token_differences
+from interp.plot.effects import effect_bars, score_against_effect, set_against_random
 from interp.plot.grids import STATISTICS, attention_matrix, head_grid, kept_layers, lens_grid
+from interp.plot.lenses import followed_tokens, lens_comparison
+from interp.plot.patching import patch_grid
 from interp.plot.style import Chart, save_chart, to_html, to_png, to_svg, token_label
+from interp.plot.tracing import trace_grid
+from interp.plot.weights import composition_arrows, composition_grid, copying_scatter, singular_values
 
 __all__ = [
     "STATISTICS",
     "Chart",
     "attention_matrix",
+    "attribution_bars",
+    "attribution_heads",
+    "attribution_sources",
+    "attribution_waterfall",
+    "circuit_graph_chart",
+    "composition_arrows",
+    "composition_grid",
+    "copying_scatter",
+    "effect_bars",
+    "followed_tokens",
     "fvu_curve",
+    "head_differences",
     "head_grid",
     "kept_layers",
     "layer_curve",
+    "layer_differences",
+    "lens_comparison",
     "lens_grid",
     "next_token_bars",
+    "patch_grid",
     "reliability",
     "save_chart",
+    "score_against_effect",
+    "score_pairs",
+    "set_against_random",
+    "singular_values",
     "steering_effect",
     "to_html",
     "to_png",
     "to_svg",
     "token_bars",
+    "token_differences",
     "token_label",
+    "trace_grid",
 ]
