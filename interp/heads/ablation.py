@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.heads.scores import given_tokens, repeated_tokens
+from interp.heads.protocol import given_tokens, repeated_tokens
 from interp.hooks import HookContext
 from interp.intervene import reference_means
 from interp.model import HookedTransformer

@@ -18,7 +18,8 @@ import pandas as pd
 from interp import artifact
 from interp.heads.ablation import Head, Progress, RepeatRun, interval, repeat_run
 from interp.heads.effects import effects_of
-from interp.heads.scores import METRICS, head_scores
+from interp.heads.patterns import METRICS
+from interp.heads.scores import head_scores
 from interp.heads.sets import added_to_set, set_effects_of
 from interp.heads.verdict import effect_band, head_verdicts, over_null
 from interp.model import HookedTransformer
@@ -130,7 +131,7 @@ def head_report(
     if top < 1:
         raise ValueError(f"top={top}: the set needs at least one head")
     reference = texts if reference is None and kind in (None, "mean") else reference
-    scores = head_scores(model, tokens, period, bos, seed)
+    scores = head_scores(model, tokens, period, bos, seed, texts=texts)
     frame = scores.to_frame().drop(columns=["n", "n_sequences"])
     options: dict[str, Any] = {"period": period, "bos": bos, "kind": kind, "reference": reference, "seed": seed}
     run = repeat_run(model, tokens, **options)

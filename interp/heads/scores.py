@@ -1,19 +1,15 @@
-"""What each attention head does on repeated random tokens (Olsson et al. 2022, on in-context learning).
+"""What each attention head attends to, on repeated random tokens and on natural text side by side (Olsson et al. 2022).
 
-1. Make sequences of N random tokens, repeated: t_0..t_{N-1} t_0..t_{N-1}, behind one BOS. Nothing but the first copy
-   can predict the second, so what a head attends to there is what it is for.
-2. Run the model once and average each head's attention over the queries that carry the meaning:
-   - *induction*: from a token of the second copy to the one after its first occurrence, k = q - (N - 1);
-   - *duplicate token*: from a token of the second copy to its first occurrence, k = q - N;
-   - *previous token*: from any token but the first to the one before, k = q - 1;
-   - *current token*, *first token* (the sink) and the entropy of the attention, over the queries of the second copy.
-3. Intervals by bootstrap over sequences. The *null* of a score is the largest mean attention that the head pays to any
-   other fixed offset: a head that attends evenly, or to the sink, does not pass it.
+1. Make sequences of N random tokens, repeated (`interp/heads/protocol.py`), and cut texts to tokens.
+2. Run the model on a few sequences at a time. At each layer the pattern is reduced to the scores at once, so no layer's
+   patterns outlive it (`interp/heads/patterns.py`: the scores and their nulls).
+3. Intervals by bootstrap over sequences, and over texts; a text counts by its queries.
 
 The diagonal of the whole pattern holds one or two queries that are not in the second copy; they are left out here.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +21,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp import artifact, plot
-from interp.hooks import HookContext
+from interp.heads.patterns import METRICS, OFFSETS, repeated_scores, text_places, text_scores, uniform_nulls
+from interp.heads.protocol import given_tokens, repeated_tokens
+from interp.hooks import HookContext, Request, attached
 from interp.model import HookedTransformer
+from interp.model.inputs import refuse_encoder
+from interp.model.norm import accumulate
+from interp.tokens import Tokens
 
-METRICS = ("induction", "previous_token", "duplicate_token", "current_token", "first_token", "attention_entropy")
+PLACES = 2**22
+"""Most numbers of one layer's patterns at once: 16 MB in fp32."""
+LONGEST = 256
+"""Tokens of a text that are read where the caller does not say."""
+UNEMBEDDED = 2**24
+"""Most logits held at once: 64 MB in fp32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,37 +42,64 @@ class HeadScores:
     """Scores of every head: [layer, head, sequence] tensors and the protocol that made them."""
 
     scores: dict[str, Float[Tensor, "layer head row"]]
-    """Metric -> mean over the queries of each sequence. Attention entropy in nats, all else in 0..1."""
+    """Metric -> mean over the queries of each sequence. Entropy in nats, distance in tokens, all else in 0..1."""
     null: Float[Tensor, "layer head"]
-    """Largest mean attention to any other offset."""
+    """Largest mean attention to any other offset: the null of induction, previous, duplicate and current token."""
     losses: dict[str, float]
     """Mean next-token loss in nats over the first copy, and over the second without its first token (nothing
     predicts that one)."""
     card: dict[str, Any]
     """Period, sequences, BOS, seed, model."""
+    uniform: dict[str, Float[Tensor, "layer"]] = field(default_factory=dict)
+    """The null of the other metrics: what uniform attention has."""
+    texts: dict[str, Float[Tensor, "layer head text"]] = field(default_factory=dict)
+    """Metric -> sum over the queries of each text, where texts were given."""
+    text_nulls: dict[str, Float[Tensor, "layer head text"]] = field(default_factory=dict)
+    """The same of the nulls."""
+    text_queries: dict[str, Float[Tensor, "text"]] = field(default_factory=dict)
+    """Metric -> queries that count in each text."""
 
     def to_frame(self) -> pd.DataFrame:
-        """A line for each head: layer, head, metrics with `_low` and `_high` (95 % over sequences), the null, n."""
-        first = self.scores["induction"]
-        n_layers, n_heads, n_rows = first.shape
-        frame = pd.DataFrame(
-            {"layer": np.repeat(np.arange(n_layers), n_heads), "head": np.tile(np.arange(n_heads), n_layers)}
-        )
+        """A line for each head: layer, head, each metric with `_low`, `_high` (95 % over sequences) and `_null`, n.
+
+        With texts also `natural_<metric>` with the same three, and `natural_<metric>_n`, the queries that counted.
+        """
+        n_layers, n_heads, n_rows = self.scores["induction"].shape
+        columns: dict[str, Any] = {
+            "layer": np.repeat(np.arange(n_layers), n_heads),
+            "head": np.tile(np.arange(n_heads), n_layers),
+        }
+        seed = int(self.card["seed"])
         for metric, values in self.scores.items():
-            low, high = _interval(values.flatten(0, 1).numpy(), int(self.card["seed"]))
-            frame[metric] = values.mean(-1).flatten().numpy()
-            frame[f"{metric}_low"], frame[f"{metric}_high"] = low, high
-        frame["induction_null"] = self.null.flatten().numpy()
-        frame["n_sequences"] = n_rows
-        frame["n"] = n_rows * int(self.card["period"])
-        return frame
+            columns[metric] = values.mean(-1).flatten().numpy()
+            ones = np.ones(n_rows)
+            columns[f"{metric}_low"], columns[f"{metric}_high"] = _interval(values.flatten(0, 1).numpy(), ones, seed)
+        for metric in self.scores:
+            if metric in OFFSETS:
+                columns[f"{metric}_null"] = self.null.flatten().numpy()
+            elif metric in self.uniform:
+                columns[f"{metric}_null"] = self.uniform[metric].repeat_interleave(n_heads).numpy()
+        columns["n_sequences"] = n_rows
+        columns["n"] = n_rows * int(self.card["period"])
+        for metric, sums in self.texts.items():
+            n = self.text_queries[metric].numpy()
+            held = [tensor.flatten(0, 1).numpy() for tensor in (sums, self.text_nulls[metric])]
+            name, none = f"natural_{metric}", np.full(len(held[0]), np.nan)
+            means = [values.sum(1) / n.sum() if n.any() else none for values in held]
+            low, high = _interval(held[0], n, seed) if n.any() else (none, none)
+            columns |= {name: means[0], f"{name}_low": low, f"{name}_high": high, f"{name}_null": means[1]}
+            columns[f"{name}_n"] = int(n.sum())
+        return pd.DataFrame(columns)
 
     def top(self, metric: str = "induction", n: int = 10) -> pd.DataFrame:
         """The n heads with the highest score."""
-        if metric not in self.scores:
-            raise ValueError(f"unknown metric {metric!r}; known are {', '.join(self.scores)}")
-        columns = ["layer", "head", metric, f"{metric}_low", f"{metric}_high", "n"]
-        return self.to_frame().nlargest(n, metric).loc[:, columns].reset_index(drop=True)
+        frame = self.to_frame()
+        known = [*self.scores, *(f"natural_{metric}" for metric in self.texts)]
+        if metric not in known:
+            raise ValueError(f"unknown metric {metric!r}; known are {', '.join(known)}")
+        count = f"{metric}_n" if metric.startswith("natural_") else "n"
+        columns = ["layer", "head", metric, f"{metric}_low", f"{metric}_high", count]
+        return frame.nlargest(n, metric).loc[:, columns].reset_index(drop=True)
 
     def plot(self, metric: str = "induction") -> alt.LayerChart | alt.Chart:
         """Layers down, heads across."""
@@ -74,52 +107,57 @@ class HeadScores:
 
     def save(self, path: str | Path) -> Path:
         """One safetensors file with a card; `load_head_scores` reads it."""
-        tensors = {f"score.{name}": value.contiguous() for name, value in self.scores.items()} | {"null": self.null}
-        return artifact.save_artifact(Path(path), "head scores", tensors, self.card | {"losses": self.losses})
+        groups = {"score": self.scores, "uniform": self.uniform, "text": self.texts, "text_null": self.text_nulls}
+        groups["text_n"] = self.text_queries
+        tensors = {
+            f"{group}.{name}": value.contiguous() for group, held in groups.items() for name, value in held.items()
+        }
+        return artifact.save_artifact(
+            Path(path), "head scores", tensors | {"null": self.null}, self.card | {"losses": self.losses}
+        )
 
 
 def load_head_scores(path: str | Path) -> HeadScores:
     """Read what `HeadScores.save` wrote."""
     tensors, card = artifact.load_artifact(Path(path), "head scores")
-    scores = {metric: tensors[f"score.{metric}"] for metric in METRICS}
-    return HeadScores(scores, tensors["null"], card.pop("losses"), card)
+
+    def held(group: str) -> dict[str, Tensor]:
+        return {name: tensors[f"{group}.{name}"] for name in METRICS if f"{group}.{name}" in tensors}
+
+    return HeadScores(
+        held("score"), tensors["null"], card.pop("losses"), card, held("uniform"), held("text"), held("text_null"),
+        held("text_n"),
+    )  # fmt: skip
 
 
-def repeated_tokens(
-    model: HookedTransformer, *, n_rows: int = 8, period: int = 64, bos: int | bool | None = None, seed: int = 0
-) -> tuple[Int[Tensor, "row pos"], int]:
-    """Random ids repeated twice behind a BOS, and the number of BOS columns (0 or 1).
-
-    Ids are drawn from 1000..40000 (as far as the vocabulary goes), which leaves out special tokens, single bytes and
-    the rarest words. `bos=None` uses the tokenizer's BOS if it has one; an id uses that; False none.
-    """
-    low, high = min(1000, model.cfg.d_vocab // 4), min(40000, model.cfg.d_vocab)
-    ids = torch.randint(low, high, (n_rows, period), generator=torch.Generator().manual_seed(seed))
-    return _behind_bos(model, ids.repeat(1, 2), bos)
-
-
-@torch.inference_mode()
+@torch.no_grad()
 def head_scores(
     model: HookedTransformer,
     tokens: object = None,
     period: int | None = None,
     bos: int | bool | None = None,
     seed: int = 0,
+    *,
+    texts: str | Sequence[str] | Any = None,
+    max_length: int | None = None,
 ) -> HeadScores:
-    """Score every head on repeated tokens.
+    """Score every head on repeated tokens, and on natural text beside them.
 
     Args:
-        model: any loaded model.
+        model: any loaded model that predicts the next token.
         tokens: ids [row pos]: one copy (it is repeated here), or the repeated sequence with or without its BOS. None
             draws 8 rows of 64, or as many as the context holds twice.
         period: length of one copy; found from the tokens if None.
         bos: an id to put in front, True for the tokenizer's, False for none. None: the tokenizer's where this function
             makes the repetition, nothing where the sequence is given whole.
         seed: of the random tokens and of the bootstrap.
+        texts: natural texts, as a list.
+        max_length: tokens of a text that are read, 256 or what the context holds; the card says how many texts are longer.
 
     Raises:
-        ValueError: tokens that do not repeat, or that do not fit the context.
+        ValueError: tokens that do not repeat, or that do not fit the context; an encoder; texts of one token.
     """
+    refuse_encoder(model.cfg, "a score of what heads take from the text before")
     if period is not None and period < 2:
         raise ValueError(f"one copy needs at least two tokens, got period={period}")
     if tokens is None:
@@ -132,102 +170,137 @@ def head_scores(
     else:
         ids, n_bos = given_tokens(model, torch.as_tensor(tokens), period, bos)
     n = (ids.shape[1] - n_bos) // 2
-    shape = (model.cfg.n_layers, model.cfg.n_heads, ids.shape[0])
-    scores = {metric: torch.zeros(shape) for metric in METRICS}
-    null = torch.zeros(shape[:2])
+    max_length = min(LONGEST, model.cfg.n_ctx) if max_length is None else max_length
+    cut = None if texts is None else _cut(model, [texts] if isinstance(texts, str) else list(texts), max_length)
+    scores, null, losses = _on_repeated(model, ids, n, n_bos)
+    natural = ({}, {}, {}) if cut is None else _on_texts(model, cut, max_length)
+    window = [uniform_nulls(n, n_bos, model.cfg.window if model.cfg.has_window(i) else None) for i in range(len(null))]
+    uniform = {metric: torch.tensor([one[metric] for one in window]) for metric in window[0]}
+    counted: dict[str, Any] = {}
+    if cut is not None:
+        counted = {"n_texts": len(cut), "max_length": max_length, "n_cut": sum(len(row) > max_length for row in cut)}
+    card = artifact.provenance(
+        analysis="head scores", model=model.cfg.name, fingerprint=model.fingerprint, period=n, n_sequences=ids.shape[0],
+        bos=int(ids[0, 0]) if n_bos else None, seed=seed, **counted,
+    )  # fmt: skip
+    return HeadScores(scores, null, losses, card, uniform, *natural)
 
-    def read(pattern: Tensor, ctx: HookContext) -> None:
-        assert ctx.layer is not None
-        found, null[ctx.layer] = pattern_scores(pattern.float().cpu(), n, n_bos)
-        for metric, value in found.items():
-            scores[metric][ctx.layer] = value
 
-    with model.hooks({"pattern:*": read}):
-        losses = model.loss(ids, per_token=True)
+def _on_repeated(
+    model: HookedTransformer, ids: Int[Tensor, "row pos"], n: int, n_bos: int
+) -> tuple[dict[str, Float[Tensor, "layer head row"]], Float[Tensor, "layer head"], dict[str, float]]:
+    """Scores, null and losses, a few rows at a time."""
+    cfg, (n_rows, width) = model.cfg, ids.shape
+    scores = {metric: torch.zeros(cfg.n_layers, cfg.n_heads, n_rows) for metric in METRICS}
+    others: list[list[Tensor]] = [[] for _ in range(cfg.n_layers)]
+    losses = torch.zeros(n_rows, width - 1, dtype=torch.float64)
+    at_once = max(1, PLACES // (cfg.n_heads * width * width))
+    for rows in torch.arange(n_rows).split(at_once):
+
+        def read(pattern: Tensor, ctx: HookContext, rows: Tensor = rows) -> None:
+            assert ctx.layer is not None
+            found, by_offset = repeated_scores(pattern.float(), n, n_bos)
+            others[ctx.layer].append(by_offset.cpu())
+            for metric, value in found.items():
+                scores[metric][ctx.layer][:, rows] = value.cpu()
+
+        some = ids[rows].to(model.device)
+        stream = _run(model, some, read)
+        losses[rows] = _losses(model, stream, some).cpu()
+    by_offset = [torch.cat(layer, 1).mean(1) for layer in others]
+    null = torch.stack([layer.amax(1) if layer.shape[1] else torch.zeros(cfg.n_heads) for layer in by_offset])
     copies = {
         "first_copy": float(losses[:, : n_bos + n - 1].mean()),
         "second_copy": float(losses[:, n_bos + n :].mean()),
     }
-    card = artifact.provenance(
-        analysis="head scores", model=model.cfg.name, fingerprint=model.fingerprint, period=n, n_sequences=ids.shape[0],
-        bos=int(ids[0, 0]) if n_bos else None, seed=seed,
-    )  # fmt: skip
-    return HeadScores(scores, null, copies, card)
+    return scores, null, copies
 
 
-def pattern_scores(
-    pattern: Float[Tensor, "row head query key"], period: int, n_bos: int = 0
-) -> tuple[dict[str, Float[Tensor, "head row"]], Float[Tensor, "head"]]:
-    """All metrics of one layer's patterns on repeated tokens, and the null of the induction score.
+def _on_texts(
+    model: HookedTransformer, rows: Sequence[Sequence[int]], max_length: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """Sums, sums of the nulls, and queries, by text."""
+    shape = (model.cfg.n_layers, model.cfg.n_heads, len(rows))
+    sums, nulls = ({metric: torch.zeros(shape) for metric in METRICS} for _ in range(2))
+    queries = {metric: torch.zeros(len(rows)) for metric in METRICS}
+    for index, tokens in _batches(model, rows, max_length):
+        places = text_places(tokens.ids, tokens.mask)
 
-    Args:
-        pattern: attention [row head query key]; query and key run over n_bos + 2 * period places.
-        period: N, the length of one copy.
-        n_bos: places before the first copy, 0 or 1.
+        def read(pattern: Tensor, ctx: HookContext, index: list[int] = index, places: Any = places) -> None:
+            assert ctx.layer is not None
+            found, null = text_scores(pattern.float(), places)
+            for metric in METRICS:
+                sums[metric][ctx.layer][:, index] = found[metric].cpu()
+                nulls[metric][ctx.layer][:, index] = null[metric].cpu()
 
-    Returns:
-        ({metric: [head row]}, null [head]).
-    """
-    end = n_bos + 2 * period
-    if pattern.shape[-1] != end:
-        raise ValueError(f"the pattern has {pattern.shape[-1]} keys; {n_bos} + 2 x {period} = {end} were expected")
-    second = torch.arange(n_bos + period, end)
-    inner = torch.arange(n_bos + 1, end)
-
-    def offset(queries: Tensor, distance: int) -> Float[Tensor, "head row"]:
-        return pattern[:, :, queries, queries - distance].mean(-1).T
-
-    found = {
-        "induction": offset(second, period - 1),
-        "previous_token": offset(inner, 1),
-        "duplicate_token": offset(second, period),
-        "current_token": offset(second, 0),
-        "first_token": pattern[:, :, second, 0].mean(-1).T,
-        "attention_entropy": torch.special.entr(pattern[:, :, second]).sum(-1).mean(-1).T,
-    }
-    others = []
-    for distance in range(2, end):
-        queries = second[second - distance >= n_bos]
-        if distance not in (period - 1, period) and len(queries) >= period // 4:
-            others.append(offset(queries, distance).mean(-1))
-    null = torch.stack(others).amax(0) if others else torch.zeros(pattern.shape[1])
-    return found, null
+        _run(model, tokens, read)
+        for metric in METRICS:
+            counted = places.queries.get(metric, places.seen.any(-1))
+            queries[metric][index] = counted.sum(-1).float().cpu()
+    return sums, nulls, queries
 
 
-def _behind_bos(model: HookedTransformer, ids: Tensor, bos: int | bool | None) -> tuple[Int[Tensor, "row pos"], int]:
-    known = model.tokenizer.bos_id if model.tokenizer is not None else None
-    if bos is True and known is None:
-        raise ValueError("bos=True, but the tokenizer has no BOS; give the id to put in front, or bos=False")
-    token = known if bos is None or bos is True else bos
-    if token is None or token is False:
-        return ids, 0
-    return torch.cat([torch.full((ids.shape[0], 1), int(token)), ids], dim=1), 1
+def _run(model: HookedTransformer, x: Any, read: Any) -> Float[Tensor, "row pos d_model"]:
+    """One pass over all blocks in which every layer's pattern is read and not kept; the final stream."""
+    entries = [(name, read, "read") for name in model.expand_sites("pattern:*")]
+    with attached(model.hook_dict, Request(entries), model.run):
+        return model(x, stop_at_layer=model.cfg.n_layers)
 
 
-def given_tokens(
-    model: HookedTransformer, ids: Tensor, period: int | None, bos: int | bool | None
-) -> tuple[Int[Tensor, "row pos"], int]:
-    """The whole repeated sequence from what the caller gave, and its BOS columns."""
-    if ids.is_floating_point() or ids.ndim not in (1, 2) or not ids.numel():
-        raise ValueError(f"tokens must be integer ids of shape [row pos], got {ids.dtype} {tuple(ids.shape)}")
-    ids = ids.long() if ids.ndim == 2 else ids.long()[None]
-    width = ids.shape[1]
-    for n_bos in (0, 1):
-        n = (width - n_bos) // 2
-        whole = (width - n_bos) % 2 == 0 and n >= 2 and torch.equal(ids[:, n_bos : n_bos + n], ids[:, n_bos + n :])
-        if whole and period in (None, n):
-            return (ids, n_bos) if n_bos or bos in (None, False) else _behind_bos(model, ids, bos)
-    if period not in (None, width):
-        raise ValueError(
-            f"the tokens ({width} columns) are neither one copy of {period} nor that copy twice, with or without a BOS"
-        )
-    if width < 2:
-        raise ValueError("one copy needs at least two tokens")
-    return _behind_bos(model, ids.repeat(1, 2), bos)
+def _losses(
+    model: HookedTransformer, stream: Float[Tensor, "row pos d_model"], ids: Int[Tensor, "row pos"]
+) -> Float[Tensor, "row pos_less_1"]:
+    """Next-token losses, fp64; a few places' logits at a time."""
+    rows, targets = stream[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+    size = max(1, UNEMBEDDED // model.cfg.d_vocab)
+    found = [
+        torch.nn.functional.cross_entropy(accumulate(model.unembed_logits(some)), wanted, reduction="none")
+        for some, wanted in zip(rows.split(size), targets.split(size), strict=True)
+    ]
+    return torch.cat(found).double().view(ids.shape[0], -1)
 
 
-def _interval(values: Float[np.ndarray, "head row"], seed: int, n_boot: int = 1000) -> tuple[np.ndarray, np.ndarray]:
-    rows = np.random.default_rng(seed).integers(0, values.shape[1], (n_boot, values.shape[1]))
-    means = np.stack([values[:, draw].mean(1) for draw in rows])
-    low, high = np.quantile(means, [0.025, 0.975], axis=0)
+def _cut(model: HookedTransformer, texts: list[Any], max_length: int) -> list[list[int]]:
+    """Token ids of each text, whole; what is read of them is cut by `_batches`."""
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise ValueError("texts= takes a text or a list of them")
+    if not 2 <= max_length <= model.cfg.n_ctx:
+        raise ValueError(f"max_length={max_length}: 2 to {model.cfg.n_ctx} tokens of a text can be read")
+    if model.tokenizer is None:
+        raise ValueError("this model has no tokenizer, so it cannot read texts=")
+    rows = [model.tokenizer.encode(text)[: max_length + 1] for text in texts]
+    short = [index for index, row in enumerate(rows) if len(row) < 2]
+    if short:
+        raise ValueError(f"text {short[0]} has {len(rows[short[0]])} tokens; a head has nothing to look back at there")
+    return rows
+
+
+def _batches(
+    model: HookedTransformer, rows: Sequence[Sequence[int]], max_length: int
+) -> Iterator[tuple[list[int], Tokens]]:
+    """Texts of like length together, few enough that their patterns stay small, padded on the right."""
+    lengths = [min(len(row), max_length) for row in rows]
+    order = sorted(range(len(rows)), key=lambda index: lengths[index])
+    while order:
+        longest, size = lengths[order[0]], 1
+        while size < len(order) and model.cfg.n_heads * (size + 1) * lengths[order[size]] ** 2 <= PLACES:
+            longest, size = lengths[order[size]], size + 1
+        index, order = order[:size], order[size:]
+        ids = torch.zeros(size, longest, dtype=torch.long)
+        mask = torch.zeros(size, longest, dtype=torch.bool)
+        for place, text in enumerate(index):
+            ids[place, : lengths[text]] = torch.tensor(rows[text][: lengths[text]])
+            mask[place, : lengths[text]] = True
+        yield index, Tokens(ids, mask).to(model.device)
+
+
+def _interval(
+    values: Float[np.ndarray, "head row"], weights: Float[np.ndarray, "row"], seed: int, n_boot: int = 1000
+) -> tuple[np.ndarray, np.ndarray]:
+    """95 % interval of sum(values) / sum(weights) over drawn rows."""
+    n = len(weights)
+    draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), n_boot).T.astype(float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means = (values @ draws) / (weights @ draws)
+    low, high = np.nanquantile(means, [0.025, 0.975], axis=1)
     return low, high
