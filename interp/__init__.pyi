@@ -141,6 +141,9 @@ from .sae import pca_baseline as pca_baseline
 from .sae import sae_features as sae_features
 from .sae import split_rows as split_rows
 from .sae import train_sae as train_sae
+from .scan import ScanReport as ScanReport
+from .scan import load_scan_report as load_scan_report
+from .scan import scan_prompt as scan_prompt
 from .steering import SteeringReport as SteeringReport
 from .steering import SteeringVector as SteeringVector
 from .steering import load_steering_report as load_steering_report

@@ -25,6 +25,7 @@ from interp.plot.effects import effect_bars, score_against_effect, set_against_r
 from interp.plot.grids import STATISTICS, attention_matrix, head_grid, kept_layers, lens_grid
 from interp.plot.lenses import followed_tokens, lens_comparison
 from interp.plot.patching import patch_grid
+from interp.plot.scans import lead_bars
 from interp.plot.style import Chart, save_chart, to_html, to_png, to_svg, token_label
 from interp.plot.tracing import trace_grid
 from interp.plot.weights import composition_arrows, composition_grid, copying_scatter, singular_values
@@ -49,6 +50,7 @@ __all__ = [
     "kept_layers",
     "layer_curve",
     "layer_differences",
+    "lead_bars",
     "lens_comparison",
     "lens_grid",
     "next_token_bars",
