@@ -11,10 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp import artifact
+from interp.bootstrap import ratio_interval
 from interp.plot.attribution import attribution_bars, attribution_heads, attribution_sources, attribution_waterfall
 
 COLUMNS = ("part", "component", "layer", "head", "neuron", "source")
-N_BOOT = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +122,5 @@ def _by_text(
     """Mean over places, and its interval when texts are drawn again."""
     numbers, member = np.unique(text, return_inverse=True)
     mean, n = values.mean(1), len(numbers)
-    if n == 1:
-        return mean, np.nan, np.nan
     held = np.eye(n)[member]
-    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=N_BOOT)
-    means = (drawn @ (values @ held).T) / (drawn @ held.sum(0))[:, None]
-    low, high = np.quantile(means, [0.025, 0.975], axis=0)
-    return mean, low, high
+    return mean, *ratio_interval(values @ held, held.sum(0), seed)

@@ -23,6 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp import artifact
+from interp.bootstrap import ratio_interval
 from interp.diff.checks import refuse_other_tokens, refuse_unlike, why_not_layers
 from interp.diff.measure import (
     HEAD_FIGURES,
@@ -40,7 +41,6 @@ from interp.model import HookedTransformer
 from interp.tokens import Tokens
 
 BATCH_TOKENS = 1024
-DRAWS = 1000
 CONTEXT = 8
 """Tokens before a place that its line shows."""
 
@@ -246,12 +246,9 @@ def _quotients(
     def divided(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.divide(x, y, out=np.where(x == 0, 0.0, np.nan), where=y != 0)
 
-    value, n = divided(above.sum(1), below.sum(1)), above.shape[1]
-    if n == 1:
-        nothing = np.full(len(value), np.nan)
-        return value, nothing, nothing
-    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=DRAWS)
-    low, high = np.nanquantile(divided(above @ drawn.T, below @ drawn.T), [0.025, 0.975], axis=1)
+    value = divided(above.sum(1), below.sum(1))
+    same = below.sum(1) == 0  # 0 over 0
+    low, high = ratio_interval(above, np.where(same[:, None], 1.0, below), seed)
     return value, low, high
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -246,14 +245,6 @@ def checked_heads(model: HookedTransformer, heads: Any) -> tuple[Head, ...]:
                 f"there is no head {layer}.{head}: the model has layers 0-{n_layers - 1} of heads 0-{n_heads - 1}"
             )
     return tuple(sorted({(int(layer), int(head)) for layer, head in pairs}))
-
-
-def interval(values: Float[np.ndarray, "what row"], seed: int = 0, n_boot: int = 1000) -> tuple[np.ndarray, np.ndarray]:
-    """95 % bootstrap interval of the mean of each line over sequences (the last axis); the same draws for all lines."""
-    draws = np.random.default_rng(seed).integers(0, values.shape[1], (n_boot, values.shape[1]))
-    means = np.stack([values[:, draw].mean(1) for draw in draws])
-    low, high = np.quantile(means, [0.025, 0.975], axis=0)
-    return low, high
 
 
 def _by_first_layer(sets: Sequence[Sequence[Head]]) -> dict[int, list[int]]:

@@ -25,6 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp import artifact
+from interp.bootstrap import mean_interval
 from interp.heads import folded
 from interp.heads.streams import TokenStreams, token_streams
 from interp.model import HookedTransformer
@@ -32,8 +33,6 @@ from interp.model.factored import FactoredMatrix
 from interp.plot.weights import copying_scatter
 
 BASES = ("embed", "stream")
-DRAWS = 1000
-"""Of the bootstrap."""
 PERMUTATIONS = 200
 KIND = "copying scores"
 
@@ -72,7 +71,7 @@ class CopyingScores:
         )
         for basis in self.bases:
             values, above = self.effect[basis].flatten(0, 1).double().numpy(), self.above[basis].flatten(0, 1).numpy()
-            low, high = _interval(values, int(self.card["seed"]))
+            low, high = mean_interval(values, int(self.card["seed"]))
             columns = {
                 "effect": values.mean(1), "null_high": self.null[basis].flatten(0, 1).double().quantile(0.975, -1).numpy(),
                 "top": (above < self.card["top"]).mean(1), "rank": np.median(above, 1),
@@ -260,11 +259,3 @@ def _share(matrix: Float[Tensor, "d_head d_head"]) -> Float[Tensor, ""]:
     values = torch.linalg.eigvals(matrix)
     size = values.abs().sum()
     return torch.where(size > 0, values.real.sum() / size, 0.0)
-
-
-def _interval(values: Float[np.ndarray, "head token"], seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """95 % bootstrap interval of the mean over tokens; the same draws for all heads."""
-    n = values.shape[1]
-    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), DRAWS)
-    low, high = np.quantile(values @ counts.T / n, [0.025, 0.975], axis=1)
-    return low, high

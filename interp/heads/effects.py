@@ -17,7 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp import artifact
-from interp.heads.ablation import Head, Progress, RepeatRun, checked_heads, interval, repeat_run
+from interp.bootstrap import mean_interval
+from interp.heads.ablation import Head, Progress, RepeatRun, checked_heads, repeat_run
 from interp.model import HookedTransformer
 from interp.plot.effects import effect_bars
 
@@ -51,7 +52,7 @@ class HeadEffects:
 
     def to_frame(self) -> pd.DataFrame:
         """A line for each head: layer, head, effect with `_low` and `_high` (95 % over sequences), n."""
-        low, high = interval(self.effects.numpy(), int(self.card["seed"]))
+        low, high = mean_interval(self.effects.numpy(), int(self.card["seed"]))
         return pd.DataFrame(
             {
                 "layer": [layer for layer, _ in self.heads],

@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 
 from interp import artifact
-from interp.heads.ablation import Head, Progress, RepeatRun, interval, repeat_run
+from interp.bootstrap import mean_interval
+from interp.heads.ablation import Head, Progress, RepeatRun, repeat_run
 from interp.heads.effects import effects_of
 from interp.heads.patterns import METRICS
 from interp.heads.scores import head_scores
@@ -165,10 +166,10 @@ def _with_set(
     rest = rest.loc[rest["effect"] <= band[rest.index]]
     if len(rest):
         added = added_to_set(run, heads, _pairs(rest)).numpy()
-        low, high = interval(added, seed)
+        low, high = mean_interval(added, seed)
         more = rest.loc[:, ["layer", "head"]].assign(in_set=added.mean(1), in_set_low=low, in_set_high=high)
         tried = pd.concat([tried, more], ignore_index=True)
-    low, high = interval((effects.whole - effects.base)[None].numpy(), seed)
+    low, high = mean_interval((effects.whole - effects.base)[None].numpy(), seed)
     found = {
         "heads": [list(head) for head in heads], "effect": effects.effect, "low": float(low[0]), "high": float(high[0]),
         "random": effects.random_effects.tolist(), "n_sequences": run.n_rows,

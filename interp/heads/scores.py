@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp import artifact, plot
+from interp.bootstrap import mean_interval, ratio_interval
 from interp.heads.patterns import METRICS, OFFSETS, repeated_scores, text_places, text_scores, uniform_nulls
 from interp.heads.protocol import given_tokens, repeated_tokens
 from interp.hooks import HookContext, Request, attached
@@ -72,8 +73,7 @@ class HeadScores:
         seed = int(self.card["seed"])
         for metric, values in self.scores.items():
             columns[metric] = values.mean(-1).flatten().numpy()
-            ones = np.ones(n_rows)
-            columns[f"{metric}_low"], columns[f"{metric}_high"] = _interval(values.flatten(0, 1).numpy(), ones, seed)
+            columns[f"{metric}_low"], columns[f"{metric}_high"] = mean_interval(values.flatten(0, 1).numpy(), seed)
         for metric in self.scores:
             if metric in OFFSETS:
                 columns[f"{metric}_null"] = self.null.flatten().numpy()
@@ -86,7 +86,7 @@ class HeadScores:
             held = [tensor.flatten(0, 1).numpy() for tensor in (sums, self.text_nulls[metric])]
             name, none = f"natural_{metric}", np.full(len(held[0]), np.nan)
             means = [values.sum(1) / n.sum() if n.any() else none for values in held]
-            low, high = _interval(held[0], n, seed) if n.any() else (none, none)
+            low, high = ratio_interval(held[0], n, seed) if n.any() else (none, none)
             columns |= {name: means[0], f"{name}_low": low, f"{name}_high": high, f"{name}_null": means[1]}
             columns[f"{name}_n"] = int(n.sum())
         return pd.DataFrame(columns)
@@ -292,15 +292,3 @@ def _batches(
             ids[place, : lengths[text]] = torch.tensor(rows[text][: lengths[text]])
             mask[place, : lengths[text]] = True
         yield index, Tokens(ids, mask).to(model.device)
-
-
-def _interval(
-    values: Float[np.ndarray, "head row"], weights: Float[np.ndarray, "row"], seed: int, n_boot: int = 1000
-) -> tuple[np.ndarray, np.ndarray]:
-    """95 % interval of sum(values) / sum(weights) over drawn rows."""
-    n = len(weights)
-    draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), n_boot).T.astype(float)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        means = (values @ draws) / (weights @ draws)
-    low, high = np.nanquantile(means, [0.025, 0.975], axis=1)
-    return low, high

@@ -21,7 +21,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp import artifact
-from interp.heads.ablation import Head, Progress, RepeatRun, checked_heads, interval, repeat_run
+from interp.bootstrap import mean_interval
+from interp.heads.ablation import Head, Progress, RepeatRun, checked_heads, repeat_run
 from interp.model import HookedTransformer
 from interp.plot.effects import set_against_random
 
@@ -64,13 +65,13 @@ class SetEffects:
         seed = int(self.card["seed"])
         columns: dict[str, Any] = {"layer": [at for at, _ in self.heads], "head": [head for _, head in self.heads]}
         for name, rise in (("alone", self.alone - self.base), ("in_set", self.whole - self.others)):
-            low, high = interval(rise.numpy(), seed)
+            low, high = mean_interval(rise.numpy(), seed)
             columns |= {name: rise.mean(1).numpy(), f"{name}_low": low, f"{name}_high": high}
         return pd.DataFrame(columns | {"n_sequences": len(self.base)})
 
     def summary(self) -> str:
         """The set against its random sets in a sentence."""
-        low, high = interval((self.whole - self.base)[None].numpy(), int(self.card["seed"]))
+        low, high = mean_interval((self.whole - self.base)[None].numpy(), int(self.card["seed"]))
         named = ", ".join(f"L{layer}H{head}" for layer, head in self.heads)
         said = f"Without {named} the second copy costs {self.effect:+.2f} nats [{low[0]:.2f}, {high[0]:.2f}]"
         if not len(self.random):

@@ -5,10 +5,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from interp.bootstrap import ratio_interval
 from interp.store.lookup import whole_number
-
-LEVEL = 0.95
-"""Share of the bootstrap's means inside the interval."""
 
 
 def mean_by_text(
@@ -28,13 +26,7 @@ def mean_by_text(
     """
     n_boot, seed = whole_number("n_boot", n_boot, 100), whole_number("seed", seed, 0)
     numbers, member = np.unique(text, return_inverse=True)
-    mean, nothing = values.mean(1), np.full(len(values), np.nan)
-    if len(numbers) == 1:
-        return mean, nothing, nothing.copy()
     n = len(numbers)
     sums = np.stack([np.bincount(member, line, minlength=n) for line in values])
     sizes = np.bincount(member, minlength=n)
-    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=n_boot)
-    means = (drawn @ sums.T) / (drawn @ sizes)[:, None]
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    return mean, low, high
+    return values.mean(1), *ratio_interval(sums, sizes, seed, n_boot)

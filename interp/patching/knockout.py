@@ -18,10 +18,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp import artifact
+from interp.bootstrap import mean_interval
 from interp.intervene import HookFunction, Knockout
 from interp.intervene.knockout import span_positions
 from interp.model import HookedTransformer
-from interp.patching.tracing import answer_id, mean_interval, read_labels
+from interp.patching.tracing import answer_id, read_labels
 from interp.plot.tracing import trace_grid
 from interp.rerun import base_run
 

@@ -21,6 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp import artifact
+from interp.bootstrap import mean_interval
 from interp.hooks import HookContext
 from interp.intervene import Noise
 from interp.model import ActivationCache, HookedTransformer
@@ -102,17 +103,6 @@ def load_causal_trace(path: str | Path) -> CausalTrace:
     tensors, card = artifact.load_artifact(Path(path), "causal trace")
     places, labels = pd.DataFrame(**card.pop("places")), tuple(card.pop("labels"))
     return CausalTrace(places, labels=labels, card=card, **tensors)
-
-
-def mean_interval(values: Float[np.ndarray, "place n"], seed: int, n_boot: int = 1000) -> tuple[Any, Any]:
-    """95 % bootstrap interval of each row's mean; NaN for a single value, which has none."""
-    n = values.shape[1]
-    if n == 1:
-        none = np.full(len(values), np.nan)
-        return none, none
-    draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), n_boot) / n
-    low, high = np.quantile(values @ draws.T, [0.025, 0.975], axis=1)
-    return low, high
 
 
 def causal_trace(

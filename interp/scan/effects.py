@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.bootstrap import mean_interval
 from interp.hooks import HookContext
 from interp.scan.fields import each
 from interp.scan.question import Question, random_tokens
@@ -31,7 +32,6 @@ NAMES = {
     "attn_out": "blocks.{}.hook_attn_out", "mlp_out": "blocks.{}.hook_mlp_out", "z": "blocks.{}.attn.hook_z",
     "resid_pre": "blocks.{}.hook_resid_pre",
 }  # fmt: skip
-N_BOOT = 1000
 Progress = Callable[[int, int], object]
 
 
@@ -196,7 +196,7 @@ def part_effects(
     changes += [parts.change(rows[i], zero=True) for i in again]
     found = run_changes(question, changes, progress)
     effects = found[: len(again) * draws].reshape(len(again), draws, 3)
-    low, high = bootstrap(effects[:, :, 0], seed)
+    low, high = mean_interval(effects[:, :, 0], seed)
     columns = {"effect": effects[:, :, 0].mean(1), "low": low, "high": high, "n": draws}
     columns |= {"kl": effects[:, :, 1].mean(1), "specific": effects[:, :, 2].mean(1)}
     for name, values in (columns | {"zero_ablated": found[len(again) * draws :, 0]}).items():
@@ -243,17 +243,7 @@ def token_effects(question: Question, *, tokens: int, draws: int, seed: int, pro
             value[pos] = drawn[draw, pos]
             changes.append(Change("resid_pre", 0, -1, value))
     found = run_changes(question, changes, progress).reshape(len(chosen), draws, 3)
-    low, high = bootstrap(found[:, :, 0], seed)
+    low, high = mean_interval(found[:, :, 0], seed)
     columns: dict[str, Any] = {"pos": chosen, "token": [question.labels[pos] for pos in chosen]}
     columns |= {"effect": found[:, :, 0].mean(1), "low": low, "high": high, "n": draws}
     return pd.DataFrame(columns | {"kl": found[:, :, 1].mean(1), "specific": found[:, :, 2].mean(1)})
-
-
-def bootstrap(values: Float[np.ndarray, "row draw"], seed: int) -> tuple[Any, Any]:
-    """95 % bootstrap interval of each row's mean; NaN for a single draw, which has none."""
-    n = values.shape[1]
-    if n < 2:
-        return np.full(len(values), np.nan), np.full(len(values), np.nan)
-    weights = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), N_BOOT) / n
-    low, high = np.quantile(values @ weights.T, [0.025, 0.975], axis=1)
-    return low, high

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.bootstrap import ratio_interval
 from interp.model import HookedTransformer
 from interp.rerun import base_run
 from interp.task.pairs import PromptPairs
@@ -28,7 +29,6 @@ OWN_FLOOR = 1e-6
 """The same for a metric of the caller's, whose unit is unknown."""
 METRICS = tuple(FLOORS)
 Metric = str | Callable[[Tensor], Tensor]
-N_BOOT = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,15 +119,8 @@ def mean_effect(
     """Mean of (raw - corrupted) / gap over pairs, with the interval of a ratio: both its parts are drawn together."""
     shift = (raw.double() - corrupted).cpu().numpy()
     gaps = (clean - corrupted).cpu().numpy()
-    n, mean = len(gaps), shift.mean(-1) / gap
-    if n == 1:
-        none = np.full(np.shape(mean), np.nan)
-        return Effect(np.asarray(mean), none, none, 1)
-    draws = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), N_BOOT) / n
-    with np.errstate(divide="ignore", invalid="ignore"):  # a draw may hold no gap at all
-        drawn = (shift @ draws.T) / (draws @ gaps)
-    low, high = np.nanquantile(drawn, [0.025, 0.975], axis=-1)
-    return Effect(np.asarray(mean), np.asarray(low), np.asarray(high), n)
+    low, high = ratio_interval(shift, gaps, seed)
+    return Effect(np.asarray(shift.mean(-1) / gap), low, high, len(gaps))
 
 
 def pair_metric(model: HookedTransformer, pairs: PromptPairs, metric: Any = "logit_diff") -> PairMetric:

@@ -1,0 +1,45 @@
+"""Intervals cover what they should, and say when there is none."""
+
+import numpy as np
+import pytest
+
+from interp.bootstrap import mean_interval, ratio_interval
+
+
+def test_means_are_covered_about_as_often_as_said() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.normal(1.0, 2.0, (400, 40))
+    low, high = mean_interval(values, seed=1)
+    assert 0.89 <= np.mean((low <= 1.0) & (high >= 1.0)) <= 0.97
+
+
+def test_a_ratio_draws_both_its_parts_together() -> None:
+    rng = np.random.default_rng(0)
+    below = rng.gamma(2.0, 1.0, 30)
+    low, high = ratio_interval(0.3 * below, below)
+    assert low == pytest.approx(0.3)
+    assert high == pytest.approx(0.3)
+
+
+def test_ends_are_those_of_a_loop_over_the_same_draws() -> None:
+    rng = np.random.default_rng(3)
+    above, below = rng.normal(size=(2, 3, 7)), rng.gamma(2.0, size=7)
+    counts = np.random.default_rng(5).multinomial(7, np.full(7, 1 / 7), 200)
+    found = np.array([(above @ count) / (below @ count) for count in counts])
+    low, high = ratio_interval(above, below, seed=5, n_boot=200)
+    np.testing.assert_allclose([low, high], np.quantile(found, [0.025, 0.975], axis=0))
+
+
+def test_one_value_has_no_interval_and_nothing_is_not_divided_by() -> None:
+    low, high = mean_interval(np.ones((2, 1)))
+    assert np.isnan(low).all()
+    assert np.isnan(high).all()
+    with pytest.raises(ValueError, match="nothing to divide by"):
+        ratio_interval(np.ones(3), np.zeros(3))
+
+
+def test_lines_with_nan_have_no_interval_and_others_keep_theirs() -> None:
+    values = np.array([[1.0, 2.0, 3.0], [1.0, np.nan, 3.0]])
+    low, high = mean_interval(values)
+    assert np.isnan(low).tolist() == np.isnan(high).tolist() == [False, True]
+    assert low[0] == mean_interval(values[0])[0]
