@@ -17,45 +17,6 @@ def sites(model: str, missing: bool, as_json: bool) -> None:
     show(interp.load(model).sites(missing=missing), as_json, limit=40)
 
 
-@click.command(epilog="Example: interp lens smollm2-135m 'The capital of France is' --answer ' Paris'")
-@click.argument("model")
-@click.argument("text")
-@click.option("--answer", help="Token whose probability is followed; default: the model's own top prediction.")
-@click.option("--pos", type=int, help="One position only; default: the last.")
-@click.option("--out", type=click.Path(path_type=Path), help="Also write the whole result to this file.")
-@json_option
-def lens(model: str, text: str, answer: str | None, pos: int | None, out: Path | None, as_json: bool) -> None:
-    """What MODEL would predict after each layer."""
-    result = interp.logit_lens(interp.load(model), text, answer=answer)
-    if out is not None:
-        result.save(out)
-    frame = result.to_frame()
-    last = int(result.pos.max())
-    pos = last if pos is None else pos
-    if not 0 <= pos <= last:
-        raise click.BadParameter(f"the text has positions 0 to {last}", param_hint="--pos")
-    columns = ["layer", "top1", "p_top1", "target", "p_target", "rank", "entropy", "kl"]
-    settle = int(result.settle_layer[pos])
-    title = f"after {frame['token'].iloc[pos]!r} (position {pos}); the prediction stays from layer {settle} on"
-    show(frame.loc[frame["pos"] == pos, columns], as_json, title=title)
-
-
-@click.command(epilog="Example: interp heads smollm2-135m --by previous_token --top 5")
-@click.argument("model")
-@click.option("--by", default="induction", show_default=True, help="Metric to order by.")
-@click.option("--top", default=10, show_default=True, help="Heads shown; --json prints all.")
-@click.option("--seed", default=0, show_default=True, help="Of the random tokens.")
-@click.option("--out", type=click.Path(path_type=Path), help="Also write the whole result to this file.")
-@json_option
-def heads(model: str, by: str, top: int, seed: int, out: Path | None, as_json: bool) -> None:
-    """Score every attention head of MODEL on repeated random tokens."""
-    scores = interp.head_scores(interp.load(model), seed=seed)
-    best = scores.top(by, top)
-    if out is not None:
-        scores.save(out)
-    show(scores.to_frame() if as_json else best, as_json, title=f"heads by {by}")
-
-
 @click.group()
 def sae() -> None:
     """Sparse autoencoders."""
@@ -171,4 +132,4 @@ def calibrate(
         click.echo(report.verdict)
 
 
-COMMANDS = (sites, lens, heads, sae, probe, uncertainty, calibrate)
+COMMANDS = (sites, sae, probe, uncertainty, calibrate)

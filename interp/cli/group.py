@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 import interp
-from interp.cli import act, analyse, doctor, run, stores, train
+from interp.cli import act, analyse, circuits, compare, doctor, heads, lenses, run, stores, train
 
 
 class Group(click.Group):
@@ -30,7 +30,8 @@ def commands(verbose: bool) -> None:
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(name)s: %(message)s")
 
 
-for command in (*run.COMMANDS, *stores.COMMANDS, *analyse.COMMANDS, *act.COMMANDS, *doctor.COMMANDS, *train.COMMANDS):
+MODULES = (run, stores, lenses, heads, circuits, compare, analyse, act, doctor, train)
+for command in (command for module in MODULES for command in module.COMMANDS):
     commands.add_command(command)
 
 
@@ -67,5 +68,9 @@ def status(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say(text: str, code: int) -> int:
-    click.echo("interp: " + " ".join(text.split()), err=True)
+    """One line; a table that a message ends with (behind a colon and a line break) keeps its lines."""
+    line, _, table = text.partition(":\n")
+    click.echo("interp: " + " ".join(line.split()) + (":" if table else ""), err=True)
+    if table:
+        click.echo(table, err=True)
     return code

@@ -27,7 +27,9 @@ def show(
         if isinstance(value, pd.DataFrame)
         else pd.DataFrame({"": list(value), " ": [str(each) for each in value.values()]})
     )
-    table = Table(title=title, title_justify="left")
+    if title is not None:
+        click.echo(title)  # not the table's own, which is folded to the table's width
+    table = Table()
     for column in frame.columns:
         table.add_column(
             str(column), justify="right" if pd.api.types.is_numeric_dtype(frame[column]) else "left", overflow="fold"
