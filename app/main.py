@@ -15,6 +15,8 @@ PAGES = {
         st.Page("views/overview.py", title="Overview", icon=":material/dashboard:", default=True),
         st.Page("views/lens.py", title="Logit lens", icon=":material/layers:"),
         st.Page("views/heads.py", title="Heads", icon=":material/grid_view:"),
+        st.Page("views/attribution.py", title="Attribution", icon=":material/stacked_bar_chart:"),
+        st.Page("views/patching.py", title="Patching", icon=":material/swap_horiz:"),
     ],
     "Results of the run": [
         st.Page("views/probes.py", title="Probes", icon=":material/straighten:"),

@@ -5,7 +5,7 @@ named here are read, only from inside the folder; every one may be missing, and 
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,17 @@ class Run:
             return bool(self.file(name))
         except ValueError:
             return False
+
+    def of_kind(self, kind: str) -> Iterator[Path]:
+        """The JSON files of the run that say they are of this kind, by name. A damaged one is of no kind."""
+        for listed in sorted(self.path.glob("*.json")):
+            try:
+                path = self.file(listed.name)
+                held = artifact.read_json(path)
+            except ValueError:
+                continue
+            if isinstance(held, dict) and held.get("kind") == kind:
+                yield path
 
     def _why_missing(self, name: str) -> str:
         for step in self.info.get("steps", []):

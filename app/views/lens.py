@@ -1,9 +1,12 @@
 """Logit lens: what the model would predict if it stopped after each layer."""
 
+from dataclasses import dataclass
+
 import pandas as pd
 import streamlit as st
 
 from interp import plot
+from interp.report import printable
 from ui import controls, figure, frame, services, state, states, text
 
 WHAT = """
@@ -14,25 +17,68 @@ probable *next* token at that point.
 The **orange edge** marks the layer at which the answer settles: from there on the top prediction is the final one at
 every later layer. A prediction that is wrong in early layers is no error: the early stream is not written for the
 unembedding.
+
+A **tuned lens** (Belrose et al. 2023) first takes each layer's stream to the basis of the last one, by a map that was
+trained for it; a **Jacobian lens** by the average derivative of the layers between. Both are offered where a file of
+theirs lies in the run's folder or in `lenses` of the home folder.
 """
-STATISTICS = {"p_top1": "Probability", "entropy": "Entropy", "kl": "KL to final", "rank": "Rank of final"}
-CURVES = {"p_target": "Probability", "rank": "Rank", "entropy": "Entropy", "kl": "KL"}
+STATISTICS = {
+    "p_top1": "Probability",
+    "entropy": "Entropy",
+    "kl": "KL to final",
+    "rank": "Rank of final",
+    "loss": "Cross-entropy",
+}
+CURVES = {"p_target": "Probability", "rank": "Rank", "entropy": "Entropy", "kl": "KL", "loss": "Cross-entropy"}
 AXES = {
     "p_target": "probability",
     "rank": "rank (0 is the top)",
     "entropy": "entropy (nats)",
     "kl": "KL(final || layer) (nats)",
+    "loss": "−ln p of the true next token (nats)",
 }
+PLACES = {"end": "After each block", "middle": "After each attention"}
 
 
-def code(last: str) -> str:
+@dataclass(frozen=True)
+class Asked:
+    """Which lens, and where it reads."""
+
+    file: str
+    middles: bool
+
+
+def asked() -> Asked:
+    """The lens and the places that are chosen."""
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="large"):
+        files = services.lens_files()
+        file = services.LOGIT
+        if len(files) > 1:
+            file = st.selectbox(
+                "Lens", list(files), format_func=lambda key: printable(files[key]), key="lens_file", width=280
+            )
+        place = controls.choice("Read the stream", PLACES, "place")
+    return Asked(file, place == "middle")
+
+
+def choose(lens: pd.DataFrame, names: dict[str, str]) -> dict[str, str]:
+    """The choices that the frame has numbers for."""
+    return {key: title for key, title in names.items() if key in lens and bool(lens[key].notna().to_numpy().any())}
+
+
+def code(what: Asked, last: str, answers: tuple[controls.Token, ...] = ()) -> str:
     """Python that makes the page's numbers."""
+    loading, options = "", ", sites='resid_mid:*'" if what.middles else ""
+    if what.file != services.LOGIT:
+        loading = f"chosen = {services.lens_code(what.file)}\n"
+        options += ", lens=chosen"
+    options += f", answer={list(answers)!r}" if answers else ""
     return f"""
 import interp
 from interp import plot
 
 model = interp.load({services.model_name()!r})
-lens = interp.logit_lens(model, {state.prompt()!r})
+{loading}lens = interp.logit_lens(model, {state.prompt()!r}{options})
 {last}
 """
 
@@ -49,16 +95,17 @@ def answer(lens: pd.DataFrame, pos: int) -> None:
     settles.metric("Answer settles at", said, border=True, help="First layer from which the top prediction stays.")
 
 
-def grid(lens: pd.DataFrame, pos: int) -> None:
+def grid(lens: pd.DataFrame, pos: int, what_asked: Asked) -> None:
     """Tokens by layers."""
     what = (
         "Full colour is near the final answer, or certain: the scales of entropy, KL and rank are turned round. "
-        "KL is KL(final || layer). Hover a cell for its exact numbers."
+        "KL is KL(final || layer); cross-entropy is −ln p of the token that really comes next, unknown at the last one. Hover "
+        "a cell for its exact numbers."
     )
     with figure.card("lens_grid", "Predictions by layer", what) as card:
-        with st.container(horizontal=True, vertical_alignment="bottom", gap="large"):
-            statistic = controls.choice("Colour", STATISTICS, "statistic")
-            columns = st.slider("Layers shown", 4, 32, 12, key="columns", bind="query-params", width=220)
+        # Not in one row: there a choice that is wider than a narrow page is cut off instead of broken.
+        statistic = controls.choice("Colour", choose(lens, STATISTICS), "statistic")
+        columns = st.slider("Layers shown", 4, 32, 12, key="columns", bind="query-params", width=220)
         positions = sorted(set(lens["pos"]))
         shown = state.window(len(positions), pos)
         view = lens.loc[lens["pos"].isin([positions[i] for i in shown])]
@@ -70,12 +117,12 @@ def grid(lens: pd.DataFrame, pos: int) -> None:
         card.chart(
             plot.lens_grid(view, statistic, columns=columns, selected=pos),
             view,
-            code=code(f"chart = plot.lens_grid(lens.to_frame(), {statistic!r}, columns={columns})"),
+            code=code(what_asked, f"chart = plot.lens_grid(lens.to_frame(), {statistic!r}, columns={columns})"),
             caption=f"{len(shown)} of {len(positions)} tokens, {some} · {frame.stamp()}",
         )
 
 
-def trajectories(lens: pd.DataFrame, pos: int) -> None:
+def trajectories(lens: pd.DataFrame, pos: int, what_asked: Asked) -> None:
     """The final answer across layers, for the chosen position and those that are pinned."""
     labels = {int(p): f"{p}: {plot.token_label(str(t), 14)}" for p, t in zip(lens["pos"], lens["token"])}
     what = (
@@ -83,23 +130,28 @@ def trajectories(lens: pd.DataFrame, pos: int) -> None:
         "is on top after the **last** layer. The large dot is where the top prediction settles. Pin positions to compare them."
     )
     with figure.card("lens_trajectory", "The answer across layers", what) as card:
-        with st.container(horizontal=True, vertical_alignment="bottom", gap="large"):
-            y = controls.choice("Follow", CURVES, "follow")
-            pinned = st.multiselect(
-                "Pinned tokens",
-                list(labels),
-                default=[],
-                format_func=labels.__getitem__,
-                key="pins",
-                max_selections=5,
-                placeholder="Pin a token",
-                bind="query-params",
-                width=320,
-            )
+        y = controls.choice("Follow", choose(lens, CURVES), "follow")
+        pinned = st.multiselect(
+            "Pinned tokens",
+            list(labels),
+            default=[],
+            format_func=labels.__getitem__,
+            key="pins",
+            max_selections=5,
+            placeholder="Pin a token",
+            bind="query-params",
+            width=320,
+        )
         chosen = list(dict.fromkeys([pos, *pinned]))
         view = (
             lens.loc[lens["pos"].isin(chosen)].assign(line=lambda f: f["pos"].map(labels)).sort_values(["pos", "layer"])
         )
+        view = view.dropna(subset=[y])  # nobody knows what comes after the last token
+        if view.empty:
+            states.empty(
+                "Nothing to draw", "The token that comes after the chosen one is not known: choose an earlier one."
+            )
+            return
         settled = dict(zip(view["line"], view["settle_layer"])) if "settle_layer" in view else None
         card.chart(
             plot.layer_curve(
@@ -111,7 +163,9 @@ def trajectories(lens: pd.DataFrame, pos: int) -> None:
                 title=f"{AXES[y]} of {followed(view)}" if y in ("p_target", "rank") else AXES[y],
             ),
             view.drop(columns="line"),
-            code=code(f"frame = lens.to_frame()\nprint(frame[frame.pos == {pos}][['layer', 'top1', {y!r}]])"),
+            code=code(
+                what_asked, f"frame = lens.to_frame()\nprint(frame[frame.pos == {pos}][['layer', 'top1', {y!r}]])"
+            ),
             caption=f"{', '.join(text.plain(labels[p]) for p in chosen)} · {frame.stamp()}",
         )
 
@@ -122,6 +176,60 @@ def followed(view: pd.DataFrame) -> str:
     return plot.token_label(str(targets.pop()), 18) if len(targets) == 1 else "each position's final answer"
 
 
+def tokens_followed(pos: int, what_asked: Asked) -> None:
+    """Chosen answers across layers, at the chosen position."""
+    what = (
+        "Any tokens, side by side, at the chosen position: how probable each is after every layer. A token is typed as it is, "
+        "with `·` for the space before a word, as in `·Paris`; each must be one token of the model."
+    )
+    with figure.card("followed", "Tokens across layers", what) as card, states.guard("The tokens cannot be followed"):
+        with states.busy("Asking the model"):
+            best = services.candidates(state.prompt(), pos)
+        with st.container(horizontal=True, vertical_alignment="bottom", gap="large"):
+            statistic = controls.choice("Statistic", {"probability": "Probability", "rank": "Rank"}, "followed_by")
+            typed = controls.tokens("Tokens", best, f"answers_{pos}", default=3, most=6)
+        if not typed:
+            states.empty("No token is chosen", "Choose some of the most probable ones, or type your own.")
+            return
+        with states.busy("Following the tokens"):
+            table = services.followed(state.prompt(), typed, file=what_asked.file, middles=what_asked.middles)
+        view = table.loc[table["pos"] == pos]
+        last = f"frame = lens.followed()\nchart = plot.followed_tokens(frame[frame.pos == {pos}], {statistic!r})"
+        card.chart(
+            plot.followed_tokens(view, statistic),
+            view,
+            code=code(what_asked, last, typed),
+            caption=f"After token {pos}, {len(typed)} followed · {frame.stamp()}",
+        )
+
+
+def compared() -> None:
+    """The run's lenses side by side on held-out text."""
+    with states.guard("The comparison of lenses cannot be shown"):
+        found = services.comparison()
+        if found is None:
+            return
+        table, card_of = found
+        what = (
+            "KL(final || lens) on text that no lens was fitted on: lower is nearer to what the model says in the end. The "
+            "band holds 95 % of a bootstrap over texts."
+        )
+        with figure.card("lens_comparison", "Lenses on held-out text", what) as card:
+            shown = table.rename(columns={"kl_low": "low", "kl_high": "high"})
+            card.chart(
+                plot.lens_comparison(shown),
+                table,
+                code=f"""
+import interp
+
+comparison = interp.load_lens_comparison({"runs/demo/" + str(card_of["file"])!r})
+print(comparison.to_frame())
+comparison.plot()
+""",
+                caption=f"n = {max(table['n'].tolist()):,} tokens of {max(table['n_texts'].tolist()):,} texts, from the run",
+            )
+
+
 def render() -> None:
     frame.head("Logit lens", WHAT)
     found = frame.prompt_strip()
@@ -129,13 +237,16 @@ def render() -> None:
         return
     _, pos = found
     with states.guard("The lens cannot be shown"):
+        what = asked()
         with states.busy("Reading every layer"):
-            lens, source = services.lens(state.prompt())
+            lens, source = services.lens(state.prompt(), file=what.file, middles=what.middles)
         lens = lens.loc[lens["text"] == 0] if "text" in lens else lens
         answer(lens, pos)
-        grid(lens, pos)
-        trajectories(lens, pos)
+        grid(lens, pos, what)
+        trajectories(lens, pos, what)
+        tokens_followed(pos, what)
         st.caption(f"{len(lens):,} predictions, {frame.source_note(source)}.")
+    compared()
 
 
 render()

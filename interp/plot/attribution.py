@@ -42,7 +42,9 @@ def attribution_bars(frame: pd.DataFrame, *, k: int = 30) -> alt.LayerChart:
     kept = frame.iloc[sorted(largest)]
     columns = ["part", "mean", *[c for c in ("low", "high") if c in kept]]
     table = rows(kept.loc[:, columns])
-    base = alt.Chart(table).encode(y=alt.Y("part:N", sort=table["part"].tolist(), title=None))
+    base = alt.Chart(table).encode(
+        y=alt.Y("part:N", sort=table["part"].tolist(), title=None, axis=alt.Axis(labelOverlap=False))
+    )
     tips = [alt.Tooltip("part:N"), *[alt.Tooltip(f"{c}:Q", format=".3f") for c in columns[1:]]]
     layers = [base.mark_bar().encode(x=alt.X("mean:Q", title=_TITLE), color=_SIGN, tooltip=tips)]
     if {"low", "high"} <= set(table) and not all(map(math.isnan, table["low"].tolist())):

@@ -31,6 +31,7 @@ STATISTICS = {
     "entropy": ("entropy (nats)", ".2f"),
     "kl": ("KL(final || layer) (nats)", ".2f"),
     "rank": ("rank of the final token", ",d"),
+    "loss": ("-log p of the true next token (nats)", ".2f"),
 }
 """What `lens_grid` can colour by: title and number format."""
 
@@ -102,7 +103,7 @@ def lens_grid(
             `logit_lens(...).to_frame()` gives them. With `settle_layer`, the cell from which the answer stays the final
             one has an orange edge.
         statistic: what colours the cells, a key of `STATISTICS`. Full colour always means near the final answer or
-            certain: the scales of entropy, KL and rank are turned round.
+            certain: the scales of all but the probability are turned round. What is not known has no colour.
         columns: most layers shown; every k-th beyond that (see `kept_layers`).
         d_vocab: vocabulary size, for the fixed ends of entropy and rank; None takes them from the frame.
         selected: position whose row label is bold.
@@ -122,7 +123,9 @@ def lens_grid(
     )
     table["shade"], end, label = _shade(table.loc[:, statistic], statistic, d_vocab)
     present = [name for name in STATISTICS if name in table]
-    drawn = ["layer", "row", "cell", "top", "shade", "settles", *present]
+    for name in present:
+        table[f"said {name}"] = ["unknown" if pd.isna(v) else format(v, STATISTICS[name][1]) for v in table[name]]
+    drawn = ["layer", "row", "cell", "top", "shade", "settles", *[f"said {name}" for name in present]]
     base = alt.Chart(rows(table.loc[:, drawn])).encode(
         x=alt.X("layer:O", title="layer", axis=_LAYERS).scale(padding=0.04),
         y=alt.Y("row:N", sort=table["row"].unique().tolist(), title=None, axis=row_axis(selected)).scale(padding=0.06),
@@ -130,7 +133,7 @@ def lens_grid(
             alt.Tooltip("row:N", title="token"),
             alt.Tooltip("layer:O"),
             alt.Tooltip("top:N", title="top token"),
-            *[alt.Tooltip(f"{n}:Q", title=STATISTICS[n][0], format=STATISTICS[n][1]) for n in present],
+            *[alt.Tooltip(f"said {n}:N", title=STATISTICS[n][0]) for n in present],
         ],
     )
     cells = base.mark_rect(cornerRadius=2).encode(
@@ -145,13 +148,22 @@ def lens_grid(
     return layered([cells, text], len(kept) * clamp(760 / len(kept), 40, 60), 22 * len(set(table["pos"])))
 
 
-def attention_matrix(weights: Num[np.ndarray, "..."], tokens: Sequence[str], *, start: int = 0) -> alt.Chart:
-    """One head's attention: rows look (and predict the next token), columns are looked at. Colour is fixed to 0 to 1.
+def attention_matrix(
+    weights: Num[np.ndarray, "..."],
+    tokens: Sequence[str],
+    *,
+    start: int = 0,
+    title: str = "attention",
+    end: float = 1.0,
+) -> alt.Chart:
+    """One head's attention: rows look (and predict the next token), columns are looked at. Colour is fixed to 0 to `end`.
 
     Args:
         weights: attention [query key]; keys after their query are masked in a causal model and left empty.
         tokens: the token of each position, for the labels.
         start: position of the first token, for a window of a longer text.
+        title: what the weights are.
+        end: value of full colour, where they are no attention.
 
     Raises:
         ValueError: `weights` without one row and one column per token, or over 64 tokens.
@@ -170,11 +182,11 @@ def attention_matrix(weights: Num[np.ndarray, "..."], tokens: Sequence[str], *, 
     chart = chart.encode(
         x=alt.X("key:N", sort=names, title="source: is looked at", axis=alt.Axis(labelAngle=-90, **axis)),
         y=alt.Y("query:N", sort=names, title="destination: looks, and predicts the next token", axis=alt.Axis(**axis)),
-        color=fill("weight", "attention", (0.0, 1.0)),
+        color=fill("weight", title, (0.0, end)),
         tooltip=[
             alt.Tooltip("query:N", title="destination"),
             alt.Tooltip("key:N", title="source"),
-            alt.Tooltip("weight:Q", title="attention", format=".3f"),
+            alt.Tooltip("weight:Q", title=title, format=".3f"),
         ],
     )
     size = n * clamp(560 / n, 10, 30)

@@ -9,6 +9,8 @@ from interp.plot.style import MONO, clamp, layered, need, row_labels, rows, word
 
 FROM_TO = ["rgba(213,94,0,1)", "rgba(213,94,0,0.05)", "rgba(23,101,173,0.05)", "rgba(23,101,173,1)"]
 """Vermilion below zero, blue above; nothing at zero, so that both show on white and on black."""
+MOST_LABELS = 48
+"""Most labels across that are all drawn."""
 
 
 def patch_grid(frame: pd.DataFrame, *, mode: str = "denoise", value: str = "effect") -> alt.LayerChart:
@@ -40,7 +42,11 @@ def patch_grid(frame: pd.DataFrame, *, mode: str = "denoise", value: str = "effe
     ]
     tips += [alt.Tooltip("n:Q", title="pairs")] if "n" in table else []
     kept = ["layer", "name", "shade", value, *[c for c in ("low", "high", "n") if c in table]]
-    axis = alt.Axis(orient="top", labelAngle=-55 if across == "pos" else 0, labelFont=MONO, ticks=False, domain=False)
+    # Every token keeps its label, as long as they fit: the one that differs would else be the one left out.
+    axis = alt.Axis(
+        orient="top", labelAngle=-55 if across == "pos" else 0, labelFont=MONO, ticks=False, domain=False,
+        labelOverlap=len(set(names)) > MOST_LABELS,
+    )  # fmt: skip
     cells = alt.Chart(rows(table.loc[:, kept])).mark_rect(cornerRadius=2)
     cells = cells.encode(
         x=alt.X(

@@ -27,7 +27,7 @@ Browser, Page = sync_api.Browser, sync_api.Page
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 ROOT = Path(__file__).parents[2]
 SCREENS = ROOT / "build" / "screens"
-PAGES = ("", "lens", "heads", "probes", "sae", "steering", "calibration")
+PAGES = ("", "lens", "heads", "attribution", "patching", "probes", "sae", "steering", "calibration")
 KNOWN = re.compile(r"/_stcore/(health|host-config)")
 """Streamlit's own two 404s on a deep link."""
 
