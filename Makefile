@@ -57,7 +57,7 @@ $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev
 	@touch $@
 
 bench: $(VENV)/.bench
-	@for script in benchmarks/forward.py benchmarks/generate.py benchmarks/load.py benchmarks/record.py benchmarks/store_read.py; do $(BIN)/python $$script || exit 1; done
+	@for script in benchmarks/forward.py benchmarks/generate.py benchmarks/load.py benchmarks/record.py benchmarks/store_read.py benchmarks/heads.py benchmarks/patching.py; do $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache

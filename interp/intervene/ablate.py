@@ -43,7 +43,7 @@ class Ablate:
         mlps: layers whose mlp_out is replaced.
         attentions: layers whose attn_out is replaced.
         by: for `mean`: over all tokens (`token`), or over texts at each position (`position`), for reference texts of one
-            length. Position 0 then keeps its value.
+            length, position 0 too.
         seed: for `resample`: draw rows, the same ones in every run.
     """
 
@@ -138,8 +138,6 @@ class Ablate:
 
         def replace(value: Tensor, ctx: HookContext) -> Tensor:
             chosen = chosen_tokens(ctx, self.where, self.positions, self.phase)
-            if self.by == "position":
-                chosen = chosen & (ctx.positions > 0)
             if source is None:
                 new = torch.zeros_like(value)
             elif isinstance(source, dict):

@@ -111,8 +111,7 @@ def test_mean_by_position_is_a_mean_over_texts(tiny: HookedTransformer) -> None:
     _, cache = tiny.run_with_cache(texts, sites="z:1")
     with tiny.intervene(Ablate(heads=[(1, 2)], reference=texts, by="position")):
         _, cut = tiny.run_with_cache(TEXT, sites="z:1")
-    torch.testing.assert_close(cut["z:1.2"][0, 1:], cache["z:1.2"].mean(0)[1:])
-    torch.testing.assert_close(cut["z:1.2"][0, 0], cache["z:1.2"][0, 0])
+    torch.testing.assert_close(cut["z:1.2"][0], cache["z:1.2"].mean(0))
     with (
         pytest.raises(ValueError, match="one length"),
         tiny.intervene(Ablate(heads=[(1, 2)], reference=["a b", "c"], by="position")),
