@@ -1,13 +1,19 @@
-"""95 % percentile bootstrap intervals of means and of ratios of sums.
+"""95 % bootstrap intervals of means and of ratios of sums.
+
+The percentile bootstrap of a few values is too narrow: of 4 draws from a normal distribution it covers the mean in 80 % of
+cases and of 2 in 50 %. Its ends are therefore moved away from the estimate by t(n - 1) / 1.96 * sqrt(n / (n - 1)), which is
+what Student's interval has over the bootstrap's; from n = 30 on that is less than 6 %.
 
 What is drawn again is what was drawn in the first place: texts, sequences, prompt pairs, never the tokens within them. All
 lines share the draws, so differences between lines are steadier than each of them.
 """
 
+import math
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from scipy.stats import t as student
 
 N_BOOT = 1000
 """Draws."""
@@ -51,5 +57,7 @@ def ratio_interval(
         raise ValueError("no draw has a denominator: there is nothing to divide by")
     known = ~np.isnan(above).any(-1)
     ends = np.full((2, *above.shape[:-1]), np.nan)
-    ends[:, known] = np.nanquantile(found[known], ENDS, axis=-1)
+    estimate = (above.sum(-1) / np.broadcast_to(below.sum(-1), above.shape[:-1]))[known]
+    wider = student.ppf(ENDS[1], n - 1) / student.ppf(ENDS[1], np.inf) * math.sqrt(n / (n - 1))
+    ends[:, known] = estimate + wider * (np.nanquantile(found[known], ENDS, axis=-1) - estimate)
     return np.asarray(ends[0]), np.asarray(ends[1])

@@ -10,7 +10,7 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), flags=r
 
 
 def test_there_are_snippets() -> None:
-    assert len(SNIPPETS) == 11
+    assert len(SNIPPETS) == 17
 
 
 @pytest.mark.slow
@@ -24,6 +24,8 @@ def test_every_snippet_runs(
     printed = capsys.readouterr().out
     assert "Paris" in printed
     assert "AUROC" in printed
+    assert "the second copy costs" in printed
+    assert (tmp_path / "scan.html").stat().st_size > 10_000
 
 
 def test_links_lead_to_files() -> None:

@@ -11,6 +11,7 @@ On repeated tokens (queries of the second copy, where nothing else is said):
 
 On natural text the same, over every query but a text's first: *induction* is the attention to all tokens that followed an
 earlier occurrence of the query's token, *duplicate token* that to the earlier occurrences; queries without one do not count.
+The first token, where heads rest, is never a target of these.
 
 The null of a score is what the head would have with its attention elsewhere: on repeated tokens the largest mean attention to
 any other fixed offset, on text the attention that as many of its other keys get; for the first token, entropy and distance,
@@ -66,6 +67,8 @@ def repeated_scores(
     late = pattern[:, :, second]
 
     def offset(queries: Tensor, distance: int) -> Float[Tensor, "head row"]:
+        # The first token is where heads rest: what goes there says nothing of the offset.
+        queries = queries[queries - distance >= 1] if distance else queries
         return pattern[:, :, queries, queries - distance].mean(-1).T
 
     entropy = torch.special.entr(late).sum(-1)
@@ -82,7 +85,7 @@ def repeated_scores(
     }
     distances = torch.tensor([d for d in range(2, end) if d not in (period - 1, period)], device=pattern.device)
     places = second[:, None] - distances  # [query offset]
-    real = places >= n_bos
+    real = places >= max(n_bos, 1)
     enough = real.sum(0) >= period // 4  # a mean over a few queries says little
     at = late.gather(3, places.clamp(min=0).expand(*late.shape[:2], -1, -1)) * real
     return found, (at.sum(2) / real.sum(0).clamp(min=1))[..., enough].transpose(0, 1)
@@ -100,20 +103,22 @@ class TextPlaces:
     """The keys that a query of a text sees; no query is a text's first token or a pad."""
 
 
-def text_places(ids: Int[Tensor, "text pos"], mask: Bool[Tensor, "text pos"]) -> TextPlaces:
-    """Masks for texts that are padded on the right."""
+def text_places(ids: Int[Tensor, "text pos"], mask: Bool[Tensor, "text pos"], window: int | None = None) -> TextPlaces:
+    """Masks for texts that are padded on the right; `window` is the number of keys that a query sees."""
     n = ids.shape[1]
     place = torch.arange(n, device=ids.device)
     real = mask & (place > 0)
-    seen = real[:, :, None] & mask[:, None] & (place[:, None] >= place)
-    before = seen & (place[:, None] > place)
-    same = (ids[:, :, None] == ids[:, None]) & before
+    past = real[:, :, None] & mask[:, None] & (place[:, None] >= place)
+    seen = past if window is None else past & (place[:, None] - place < window)
+    before = seen & (place[:, None] > place) & (place > 0)
+    # An occurrence may lie outside the window, and the token after it inside.
+    same = (ids[:, :, None] == ids[:, None]) & past & (place[:, None] > place)
     after = torch.zeros_like(same)
     after[:, :, 1:] = same[:, :, :-1]
     targets = {
         "induction": after & before,
         "previous_token": before & (place[:, None] - 1 == place),
-        "duplicate_token": same,
+        "duplicate_token": same & before,
         "current_token": seen & (place[:, None] == place),
     }
     return TextPlaces(targets, {name: target.any(-1) for name, target in targets.items()}, seen)
@@ -146,7 +151,7 @@ def text_scores(
         "mean_distance": ((place - weights @ place) * real[:, None]).sum(-1).T,
     }
     plain = {
-        "first_token": (real / n_keys.clamp(min=1)).sum(-1),
+        "first_token": (places.seen[..., 0] / n_keys.clamp(min=1)).sum(-1),
         "attention_entropy": uniform.sum(-1),
         "entropy_share": real.sum(-1).to(weights.dtype),
         "mean_distance": (((n_keys - 1) / 2) * real).sum(-1),

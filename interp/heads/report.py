@@ -7,6 +7,7 @@
 4. Say one word about each head (`interp/heads/verdict.py`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from interp.heads.effects import effects_of
 from interp.heads.patterns import METRICS
 from interp.heads.scores import head_scores
 from interp.heads.sets import added_to_set, set_effects_of
-from interp.heads.verdict import effect_band, head_verdicts, over_null
+from interp.heads.verdict import band_end, effect_band, floor_of, head_verdicts, over_null
 from interp.model import HookedTransformer
 from interp.plot.effects import effect_bars, score_against_effect
 
@@ -108,6 +109,7 @@ def head_report(
     top: int = 6,
     n_random: int = 20,
     rows: int = 4,
+    layers: Sequence[int] | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> HeadReport:
@@ -115,7 +117,7 @@ def head_report(
 
     The table has `layer`, `head`, `induction` with its interval and null, the other scores, `effect` alone with its
     interval, `in_set` (what the head adds to the loss without the set; missing where it was not tried) with its interval,
-    `band`, `verdict` and `role`.
+    `in_set_band`, `band`, `verdict` and `role`.
 
     Args:
         model: any loaded causal model.
@@ -125,17 +127,24 @@ def head_report(
             tokens: the library chooses no text of its own.
         top: most heads of the set.
         n_random: random sets.
-        rows: sequences for the effects of single heads; sets use all.
+        rows: sequences for the effects of single heads, at least 2; sets use all.
+        layers: heads of these layers alone, which takes less time; None for all.
         seed: of random tokens, random sets and bootstraps.
         progress: called with (single heads done, heads in all).
     """
     if top < 1:
         raise ValueError(f"top={top}: the set needs at least one head")
+    if rows < 2:
+        raise ValueError(f"rows={rows}: an interval, and so a verdict, needs at least 2 sequences")
+    chosen = range(model.cfg.n_layers) if layers is None else sorted({layer % model.cfg.n_layers for layer in layers})
     reference = texts if reference is None and kind in (None, "mean") else reference
     scores = head_scores(model, tokens, period, bos, seed, texts=texts)
     frame = scores.to_frame().drop(columns=["n", "n_sequences"])
     options: dict[str, Any] = {"period": period, "bos": bos, "kind": kind, "reference": reference, "seed": seed}
     run = repeat_run(model, tokens, **options)
+    if run.n_rows < 2:
+        raise ValueError("there is one repeated sequence: an interval, and so a verdict, needs at least 2")
+    frame = frame.loc[frame["layer"].isin(chosen)].reset_index(drop=True)
     every = list(zip(frame["layer"].tolist(), frame["head"].tolist(), strict=True))
     singles = effects_of(run.first(rows), every, progress)
     frame = frame.merge(singles.to_frame().drop(columns="n_sequences"), on=["layer", "head"])
@@ -143,7 +152,12 @@ def head_report(
     frame = frame.join(head_verdicts(frame, singles.gain))
     losses = {"first_copy": float(run.first_losses().mean()), "second_copy": float(run.base_losses().mean())}
     card = artifact.provenance(
-        analysis=KIND, **run.card, n_sequences_alone=len(singles.base), top=top, n_random=n_random
+        analysis=KIND,
+        **run.card,
+        n_sequences_alone=len(singles.base),
+        top=top,
+        n_random=n_random,
+        layers=list(chosen),
     )
     return HeadReport(frame.loc[:, _columns(frame)], found, losses, card)
 
@@ -160,15 +174,18 @@ def _with_set(
     effects = set_effects_of(run, heads, n_random, seed)
     tried = effects.to_frame().loc[:, ["layer", "head", *missing]]
     rest = scored.iloc[top:]
-    band = pd.Series(
-        effect_band(frame["layer"].to_numpy(float), frame["effect"].to_numpy(float), 0.01 * gain), frame.index
-    )
+    floor = floor_of(gain)
+    band = pd.Series(effect_band(frame["layer"].to_numpy(float), frame["effect"].to_numpy(float), floor), frame.index)
     rest = rest.loc[rest["effect"] <= band[rest.index]]
-    if len(rest):
-        added = added_to_set(run, heads, _pairs(rest)).numpy()
+    others = frame.loc[frame["layer"].isin(scored["layer"]) & ~over_null(frame) & (frame["effect"] <= band)]
+    controls = others.sample(min(n_random, len(others)), random_state=seed)
+    both = pd.concat([rest, controls])
+    if len(both):
+        added = added_to_set(run, heads, _pairs(both)).numpy()
         low, high = mean_interval(added, seed)
-        more = rest.loc[:, ["layer", "head"]].assign(in_set=added.mean(1), in_set_low=low, in_set_high=high)
+        more = both.loc[:, ["layer", "head"]].assign(in_set=added.mean(1), in_set_low=low, in_set_high=high)
         tried = pd.concat([tried, more], ignore_index=True)
+        frame = frame.assign(in_set_band=band_end(added[len(rest) :].mean(1), floor))
     low, high = mean_interval((effects.whole - effects.base)[None].numpy(), seed)
     found = {
         "heads": [list(head) for head in heads], "effect": effects.effect, "low": float(low[0]), "high": float(high[0]),

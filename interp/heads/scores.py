@@ -46,6 +46,9 @@ class HeadScores:
     """Metric -> mean over the queries of each sequence. Entropy in nats, distance in tokens, all else in 0..1."""
     null: Float[Tensor, "layer head"]
     """Largest mean attention to any other offset: the null of induction, previous, duplicate and current token."""
+    offset_mean: Float[Tensor, "layer head"]
+    """Mean attention to all other offsets. Its largest value over heads is the least that an induction score must pass: the
+    null of a head that hardly looks anywhere is next to nothing."""
     losses: dict[str, float]
     """Mean next-token loss in nats over the first copy, and over the second without its first token (nothing
     predicts that one)."""
@@ -57,8 +60,8 @@ class HeadScores:
     """Metric -> sum over the queries of each text, where texts were given."""
     text_nulls: dict[str, Float[Tensor, "layer head text"]] = field(default_factory=dict)
     """The same of the nulls."""
-    text_queries: dict[str, Float[Tensor, "text"]] = field(default_factory=dict)
-    """Metric -> queries that count in each text."""
+    text_queries: dict[str, Float[Tensor, "layer text"]] = field(default_factory=dict)
+    """Metric -> queries that count in each text; layers with a window have fewer."""
 
     def to_frame(self) -> pd.DataFrame:
         """A line for each head: layer, head, each metric with `_low`, `_high` (95 % over sequences) and `_null`, n.
@@ -79,16 +82,19 @@ class HeadScores:
                 columns[f"{metric}_null"] = self.null.flatten().numpy()
             elif metric in self.uniform:
                 columns[f"{metric}_null"] = self.uniform[metric].repeat_interleave(n_heads).numpy()
+        columns["induction_floor"] = float(self.offset_mean.max())
         columns["n_sequences"] = n_rows
         columns["n"] = n_rows * int(self.card["period"])
         for metric, sums in self.texts.items():
-            n = self.text_queries[metric].numpy()
-            held = [tensor.flatten(0, 1).numpy() for tensor in (sums, self.text_nulls[metric])]
-            name, none = f"natural_{metric}", np.full(len(held[0]), np.nan)
-            means = [values.sum(1) / n.sum() if n.any() else none for values in held]
-            low, high = ratio_interval(held[0], n, seed) if n.any() else (none, none)
-            columns |= {name: means[0], f"{name}_low": low, f"{name}_high": high, f"{name}_null": means[1]}
-            columns[f"{name}_n"] = int(n.sum())
+            n = self.text_queries[metric].repeat_interleave(n_heads, 0).numpy()
+            above, null = (tensor.flatten(0, 1).numpy() for tensor in (sums, self.text_nulls[metric]))
+            name, total = f"natural_{metric}", n.sum(1)
+            some = total > 0
+            held = np.full((4, len(total)), np.nan)  # the score, its interval and its null
+            held[0, some], held[3, some] = (values[some].sum(1) / total[some] for values in (above, null))
+            held[1:3, some] = ratio_interval(above[some], n[some], seed)
+            columns |= dict(zip((name, f"{name}_low", f"{name}_high", f"{name}_null"), held, strict=True))
+            columns[f"{name}_n"] = total.astype(int)
         return pd.DataFrame(columns)
 
     def top(self, metric: str = "induction", n: int = 10) -> pd.DataFrame:
@@ -113,19 +119,23 @@ class HeadScores:
             f"{group}.{name}": value.contiguous() for group, held in groups.items() for name, value in held.items()
         }
         return artifact.save_artifact(
-            Path(path), "head scores", tensors | {"null": self.null}, self.card | {"losses": self.losses}
+            Path(path),
+            "head scores",
+            tensors | {"null": self.null, "offset_mean": self.offset_mean},
+            self.card | {"losses": self.losses},
         )
 
 
 def load_head_scores(path: str | Path) -> HeadScores:
-    """Read what `HeadScores.save` wrote."""
+    """Read what `HeadScores.save` wrote; files of version 0.1.0 have no `offset_mean`, which is then 0."""
     tensors, card = artifact.load_artifact(Path(path), "head scores")
 
     def held(group: str) -> dict[str, Tensor]:
         return {name: tensors[f"{group}.{name}"] for name in METRICS if f"{group}.{name}" in tensors}
 
+    even = tensors.get("offset_mean", torch.zeros_like(tensors["null"]))
     return HeadScores(
-        held("score"), tensors["null"], card.pop("losses"), card, held("uniform"), held("text"), held("text_null"),
+        held("score"), tensors["null"], even, card.pop("losses"), card, held("uniform"), held("text"), held("text_null"),
         held("text_n"),
     )  # fmt: skip
 
@@ -172,9 +182,9 @@ def head_scores(
     n = (ids.shape[1] - n_bos) // 2
     max_length = min(LONGEST, model.cfg.n_ctx) if max_length is None else max_length
     cut = None if texts is None else _cut(model, [texts] if isinstance(texts, str) else list(texts), max_length)
-    scores, null, losses = _on_repeated(model, ids, n, n_bos)
+    scores, null, offset_mean, losses = _on_repeated(model, ids, n, n_bos)
     natural = ({}, {}, {}) if cut is None else _on_texts(model, cut, max_length)
-    window = [uniform_nulls(n, n_bos, model.cfg.window if model.cfg.has_window(i) else None) for i in range(len(null))]
+    window = [uniform_nulls(n, n_bos, seen) for seen in _windows(model)]
     uniform = {metric: torch.tensor([one[metric] for one in window]) for metric in window[0]}
     counted: dict[str, Any] = {}
     if cut is not None:
@@ -183,13 +193,18 @@ def head_scores(
         analysis="head scores", model=model.cfg.name, fingerprint=model.fingerprint, period=n, n_sequences=ids.shape[0],
         bos=int(ids[0, 0]) if n_bos else None, seed=seed, **counted,
     )  # fmt: skip
-    return HeadScores(scores, null, losses, card, uniform, *natural)
+    return HeadScores(scores, null, offset_mean, losses, card, uniform, *natural)
 
 
 def _on_repeated(
     model: HookedTransformer, ids: Int[Tensor, "row pos"], n: int, n_bos: int
-) -> tuple[dict[str, Float[Tensor, "layer head row"]], Float[Tensor, "layer head"], dict[str, float]]:
-    """Scores, null and losses, a few rows at a time."""
+) -> tuple[
+    dict[str, Float[Tensor, "layer head row"]],
+    Float[Tensor, "layer head"],
+    Float[Tensor, "layer head"],
+    dict[str, float],
+]:
+    """Scores, null, mean over other offsets and losses, a few rows at a time."""
     cfg, (n_rows, width) = model.cfg, ids.shape
     scores = {metric: torch.zeros(cfg.n_layers, cfg.n_heads, n_rows) for metric in METRICS}
     others: list[list[Tensor]] = [[] for _ in range(cfg.n_layers)]
@@ -213,7 +228,14 @@ def _on_repeated(
         "first_copy": float(losses[:, : n_bos + n - 1].mean()),
         "second_copy": float(losses[:, n_bos + n :].mean()),
     }
-    return scores, null, copies
+    even = torch.stack([layer.mean(1) if layer.shape[1] else torch.zeros(cfg.n_heads) for layer in by_offset])
+    return scores, null, even, copies
+
+
+def _windows(model: HookedTransformer) -> list[int | None]:
+    """Keys that a query of each layer sees, None for all."""
+    cfg = model.cfg
+    return [cfg.window if cfg.has_window(layer) else None for layer in range(cfg.n_layers)]
 
 
 def _on_texts(
@@ -222,21 +244,24 @@ def _on_texts(
     """Sums, sums of the nulls, and queries, by text."""
     shape = (model.cfg.n_layers, model.cfg.n_heads, len(rows))
     sums, nulls = ({metric: torch.zeros(shape) for metric in METRICS} for _ in range(2))
-    queries = {metric: torch.zeros(len(rows)) for metric in METRICS}
+    queries = {metric: torch.zeros(model.cfg.n_layers, len(rows)) for metric in METRICS}
+    windows = _windows(model)
     for index, tokens in _batches(model, rows, max_length):
-        places = text_places(tokens.ids, tokens.mask)
+        by_window = {window: text_places(tokens.ids, tokens.mask, window) for window in set(windows)}
 
-        def read(pattern: Tensor, ctx: HookContext, index: list[int] = index, places: Any = places) -> None:
+        def read(pattern: Tensor, ctx: HookContext, index: list[int] = index, places: Any = by_window) -> None:
             assert ctx.layer is not None
-            found, null = text_scores(pattern.float(), places)
+            found, null = text_scores(pattern.float(), places[windows[ctx.layer]])
             for metric in METRICS:
                 sums[metric][ctx.layer][:, index] = found[metric].cpu()
                 nulls[metric][ctx.layer][:, index] = null[metric].cpu()
 
         _run(model, tokens, read)
         for metric in METRICS:
-            counted = places.queries.get(metric, places.seen.any(-1))
-            queries[metric][index] = counted.sum(-1).float().cpu()
+            for window, places in by_window.items():
+                counted = places.queries.get(metric, places.seen.any(-1)).sum(-1).float().cpu()
+                layers = [layer for layer, mine in enumerate(windows) if mine == window]
+                queries[metric][torch.tensor(layers)[:, None], torch.tensor(index)] = counted
     return sums, nulls, queries
 
 

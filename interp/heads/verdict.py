@@ -9,13 +9,16 @@
 
 Three rules say what "over" means:
 
-1. A score is over its null if the lower end of its interval is: the null is the largest mean attention of the head to any
-   other fixed offset.
+1. A score is over its null if the lower end of its interval is, and over the floor of all heads too. The null is the
+   largest mean attention of the head to any other fixed offset; the floor is the mean attention to other offsets of the
+   head where that is largest, for the null of a head that hardly looks anywhere is next to nothing.
 2. An effect is over the band if its mean is, and the lower end of its interval is above 0. The band of a head ends at
    median + 3 standard deviations of the *other* heads of its layer, the deviation estimated by their median absolute
    deviation: a second head in the layer that matters must not hide the first one, as a maximum would let it.
 3. No effect counts below one percent of the model's in-context gain (first-copy loss less second-copy loss); where the
    other heads do nothing at all the band would otherwise have no width.
+4. What a head adds to the set counts if it is over the band of heads without a score, taken from the same layers at random
+   and tried in the same way: any few heads more cost something.
 """
 
 import numpy as np
@@ -35,7 +38,22 @@ ROLE_FROM = 0.2
 
 def over_null(frame: pd.DataFrame) -> Bool[np.ndarray, "head"]:
     """Whether each head's induction score is over its null (rule 1)."""
-    return frame["induction_low"].to_numpy(float) > frame["induction_null"].to_numpy(float)
+    bar = frame["induction_null"].to_numpy(float)
+    bar = np.maximum(bar, frame["induction_floor"].to_numpy(float)) if "induction_floor" in frame else bar
+    return frame["induction_low"].to_numpy(float) > bar
+
+
+def floor_of(gain: float) -> float:
+    """Least effect that counts, nats (rule 3)."""
+    return max(0.0, FLOOR * gain)
+
+
+def band_end(effects: Float[np.ndarray, "head"], floor: float) -> float:
+    """Median + 3 standard deviations of some effects, at least the floor."""
+    if not len(effects):
+        return floor
+    middle = np.median(effects)
+    return max(floor, float(middle + WIDTH * 1.4826 * np.median(np.abs(effects - middle))))
 
 
 def effect_band(
@@ -44,11 +62,7 @@ def effect_band(
     """Upper end of each head's band (rules 2 and 3), NaN-free also where a layer has one head."""
     band = np.full(len(effects), floor)
     for index, layer in enumerate(layers):
-        others = np.delete(effects, index)[np.delete(layers, index) == layer]
-        if len(others):
-            middle = np.median(others)
-            spread = 1.4826 * np.median(np.abs(others - middle))
-            band[index] = max(floor, middle + WIDTH * spread)
+        band[index] = band_end(np.delete(effects, index)[np.delete(layers, index) == layer], floor)
     return band
 
 
@@ -57,19 +71,23 @@ def head_verdicts(frame: pd.DataFrame, gain: float) -> pd.DataFrame:
 
     Args:
         frame: a line for each head: `layer`, `head`, `induction`, `induction_low`, `induction_null`, the other scores,
-            `effect`, `effect_low`, and where the set was tried `in_set` and `in_set_low` (missing elsewhere).
+            `effect`, `effect_low`, and where the set was tried `in_set` and `in_set_low` (missing elsewhere), and
+            `in_set_band`, the end of the band of rule 4.
         gain: in-context gain of the model, nats.
 
     Returns:
         `band` (nats), `verdict` (one of `VERDICTS`) and `role` (a name of a score, empty where none stands out).
     """
     layers, effects = frame["layer"].to_numpy(float), frame["effect"].to_numpy(float)
-    floor = max(0.0, FLOOR * gain)
+    floor = floor_of(gain)
+    if np.isnan(frame["effect_low"].to_numpy(float)).all():
+        raise ValueError("the effects have no interval: a verdict needs at least two sequences")
     band = effect_band(layers, effects, floor)
     scored = over_null(frame)
     matters = (effects > band) & (frame["effect_low"].to_numpy() > 0)
     # A comparison with a missing value is False: a head that was not tried in the set is not called redundant.
-    adds = (frame["in_set"].to_numpy(float) > floor) & (frame["in_set_low"].to_numpy(float) > 0)
+    least = np.maximum(floor, frame["in_set_band"].to_numpy(float)) if "in_set_band" in frame else floor
+    adds = (frame["in_set"].to_numpy(float) > least) & (frame["in_set_low"].to_numpy(float) > 0)
     verdict = np.select([scored & matters, scored & adds, matters & ~scored], VERDICTS[:3], "none")
     roles = [_role(line, word) for line, word in zip(frame.to_dict("records"), verdict, strict=True)]
     return pd.DataFrame({"band": band, "verdict": verdict, "role": roles}, index=frame.index)

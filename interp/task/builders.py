@@ -23,9 +23,12 @@ from interp.model import HookedTransformer
 from interp.task.pairs import PromptPairs, prompt_pairs
 from interp.tokens import Tokenizer
 
+SPARE = 8
+"""Pairs that are made for each one that is kept: those of the commonest length are."""
+
 
 def task_pairs(model: HookedTransformer, task: str, n: int | Any = 16, seed: int = 0) -> PromptPairs:
-    """Prompt pairs of a task.
+    """Prompt pairs of a task, all of one length.
 
     Args:
         model: its tokenizer decides which words can be used.
@@ -42,11 +45,15 @@ def task_pairs(model: HookedTransformer, task: str, n: int | Any = 16, seed: int
         raise ValueError(f"n={n!r}: the number of pairs is at least 1")
     if model.tokenizer is None and task != "repeats":
         raise ValueError(f"{task} is made of words, but this model has no tokenizer; take repeats")
-    clean, corrupted, answers, againsts = TASKS[task](model, n, random.Random(seed))
-    if len(clean) < n:
+    columns = TASKS[task](model, SPARE * n, random.Random(seed))
+    lengths = [len(row) if isinstance(row, list) else len(_tokenizer(model).encode(row)) for row in columns[0]]
+    usual = max(lengths, key=lengths.count) if lengths else 0
+    kept = [row for row, length in enumerate(lengths) if length == usual][:n]
+    if len(kept) < n:
         raise ValueError(
-            f"the tokenizer of {model.cfg.name} leaves {len(clean)} pairs of {task}; ask for at most as many"
+            f"the tokenizer of {model.cfg.name} leaves {len(kept)} pairs of one length for {task}; ask for at most as many"
         )
+    clean, corrupted, answers, againsts = ([column[row] for row in kept] for column in columns)
     pairs = prompt_pairs(model, clean, corrupted, answers, againsts, name=task)
     pairs.card["seed"] = seed
     return pairs

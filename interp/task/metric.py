@@ -136,6 +136,7 @@ def pair_metric(model: HookedTransformer, pairs: PromptPairs, metric: Any = "log
     """
     if not model.cfg.causal:
         raise ValueError(f"{model.cfg.name} is an encoder: no next token answers its prompts")
+    pairs.check_tokenizer(model)
     if isinstance(metric, str):
         if metric not in METRICS:
             raise ValueError(f"metric={metric!r} is unknown; choose from {', '.join(METRICS)}, or give a function")
@@ -147,9 +148,18 @@ def pair_metric(model: HookedTransformer, pairs: PromptPairs, metric: Any = "log
         raise ValueError(f"metric must be a name or a function of logits, got {type(metric).__name__}")
     runs = [base_run(model, side, []) for side in (pairs.clean, pairs.corrupted)]
     clean, corrupted = (run.last_logits(run.final) for run in runs)
+    if not bool(torch.isfinite(clean).all() and torch.isfinite(corrupted).all()):
+        raise ValueError(
+            f"{model.cfg.name} gives NaN or infinite logits: its weights are damaged (interp doctor says where)"
+        )
     if isinstance(metric, str):
         first, second = (_values(metric, pairs, logits, clean) for logits in (clean, corrupted))
         return PairMetric(metric, pairs, first, second, clean)
+    if not pairs.same_length:
+        raise ValueError(
+            "a function of logits would read pads where prompts have unequal lengths, as logits[:, -1] does: take pairs of one "
+            "length, or a metric by name"
+        )
     own: Any = metric
     with torch.no_grad():
         first, second = (_checked(own, model.unembed_logits(run.final), len(pairs)) for run in runs)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Bool, Int
@@ -78,6 +79,14 @@ class PromptPairs:
         """Where the two prompts of a pair have different tokens."""
         return (self.clean.ids != self.corrupted.ids) & self.clean.mask
 
+    def check_tokenizer(self, model: HookedTransformer) -> None:
+        """ValueError where the pairs were made with another tokenizer than the model's: the same ids are other words."""
+        if self.card["tokenizer"] != _tokenizer_hash(model):
+            raise ValueError(
+                f"these pairs were made with the tokenizer of {self.card['model']}, not with that of {model.cfg.name}: make "
+                "them anew for this model"
+            )
+
     @property
     def same_length(self) -> bool:
         """Whether all prompts have as many tokens, so that a position means the same place in each."""
@@ -137,6 +146,9 @@ def prompt_pairs(
     Raises:
         ValueError: prompts of unequal length, with a table of their tokens; answers of several tokens.
     """
+    for what, side in (("clean", clean), ("corrupted", corrupted)):
+        if isinstance(side, list | tuple) and not side:
+            raise ValueError(f"{what}= is an empty list: there are no prompts")
     sides = [model.tokenize(side) for side in (clean, corrupted)]
     if len(sides[0]) != len(sides[1]):
         raise ValueError(f"there are {len(sides[0])} clean and {len(sides[1])} corrupted prompts; they go in pairs")
@@ -164,6 +176,8 @@ def load_prompt_pairs(model: HookedTransformer, path: str | Path) -> PromptPairs
         ValueError: pairs of another tokenizer.
     """
     held = artifact.read_json(path)
+    if not isinstance(held, dict) or not {"clean", "corrupted", "answers", "card"} <= set(held):
+        raise ValueError(f"{path} holds no prompt pairs: it is another kind of file")
     if held["card"]["tokenizer"] != _tokenizer_hash(model):
         raise ValueError(f"{path} holds tokens of another tokenizer than that of {model.cfg.name}; make the pairs anew")
     texts = [tuple(held["clean_texts"]), tuple(held["corrupted_texts"])]
@@ -218,7 +232,17 @@ def _answers(model: HookedTransformer, given: Any, n: int, what: str) -> list[li
     each = given if isinstance(given, list | tuple) else [given] * n
     if len(each) != n:
         raise ValueError(f"{what}= has {len(each)} values for {n} pairs; give one for all, or one for each")
-    return [[_token(model, one, what) for one in (held if isinstance(held, list | tuple) else [held])] for held in each]
+    found = [
+        [_token(model, one, what) for one in (held if isinstance(held, list | tuple) else [held])] for held in each
+    ]
+    for pair, ids in enumerate(found):
+        if not ids:
+            raise ValueError(f"{what}= has no token for pair {pair}")
+        if len(set(ids)) < len(ids):
+            raise ValueError(
+                f"{what}= names a token twice for pair {pair}, which would count double: {_read(model, ids)}"
+            )
+    return found
 
 
 def _token(model: HookedTransformer, given: Any, what: str) -> int:
@@ -226,6 +250,7 @@ def _token(model: HookedTransformer, given: Any, what: str) -> int:
         if model.tokenizer is None:
             raise ValueError(f"this model has no tokenizer; give {what}= as token ids")
         return model.tokenizer.to_single_token(given)
+    given = given.item() if isinstance(given, np.integer) else given
     if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < model.cfg.d_vocab:
         raise ValueError(f"{what}= holds {given!r}; it takes texts of one token, or ids in 0..{model.cfg.d_vocab - 1}")
     return given

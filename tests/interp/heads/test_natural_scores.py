@@ -14,29 +14,31 @@ from interp.heads.patterns import repeated_scores, text_places, text_scores, uni
 TEXTS = ["the cat and the dog", "aab", "one two, one three"]
 
 
-def by_loops(pattern: np.ndarray, ids: list[int]) -> dict[str, tuple[float, float, int]]:
+def by_loops(pattern: np.ndarray, ids: list[int], window: int) -> dict[str, tuple[float, float, int]]:
     """(sum, sum of the null, queries) of one head on one text [query key]."""
     found = {metric: [0.0, 0.0, 0] for metric in METRICS}
     for q in range(1, len(ids)):
         row = pattern[q, : q + 1]
         targets = {
             "induction": {j + 1 for j in range(q - 1) if ids[j] == ids[q] and j + 1 < q},
-            "previous_token": {q - 1},
-            "duplicate_token": {j for j in range(q) if ids[j] == ids[q]},
+            "previous_token": {q - 1} - {0},
+            "duplicate_token": {j for j in range(1, q) if ids[j] == ids[q]},
             "current_token": {q},
         }
+        seen = set(range(max(0, q + 1 - window), q + 1))
         for metric, keys in targets.items():
+            keys &= seen
             if keys:
-                others = [k for k in range(1, q + 1) if k not in keys]
+                others = [k for k in sorted(seen - {0}) if k not in keys]
                 found[metric][0] += sum(row[k] for k in keys)
                 found[metric][1] += len(keys) * np.mean(row[others]) if others else 0.0
                 found[metric][2] += 1
         entropy = -sum(p * math.log(p) for p in row if p > 0)
         plain = {
-            "first_token": (row[0], 1 / (q + 1)),
-            "attention_entropy": (entropy, math.log(q + 1)),
-            "entropy_share": (entropy / math.log(q + 1), 1.0),
-            "mean_distance": (sum(p * (q - k) for k, p in enumerate(row)), q / 2),
+            "first_token": (row[0], 1 / len(seen) if 0 in seen else 0.0),
+            "attention_entropy": (entropy, math.log(len(seen))),
+            "entropy_share": (entropy / math.log(len(seen)), 1.0),
+            "mean_distance": (sum(p * (q - k) for k, p in enumerate(row)), (len(seen) - 1) / 2),
         }
         for metric, (value, null) in plain.items():
             found[metric][0] += value
@@ -55,7 +57,8 @@ def test_texts_are_scored_as_loops_over_queries_do(family: str) -> None:
         _, cache = model.run_with_cache(text, ["pattern:*"])
         for layer in range(2):
             for head in range(4):
-                found = by_loops(cache["pattern", layer][0, head].double().numpy(), cache.tokens.row(0))
+                window = model.cfg.window if model.cfg.has_window(layer) and model.cfg.window else 999
+                found = by_loops(cache["pattern", layer][0, head].double().numpy(), cache.tokens.row(0), window)
                 for metric, values in found.items():
                     sums[metric][layer, head] += values
     for metric, by_head in sums.items():
@@ -117,7 +120,7 @@ def test_texts_that_repeat_nothing_have_no_induction_score_and_say_n_0() -> None
     assert frame["natural_induction"].isna().all()
     assert frame["natural_induction_low"].isna().all()
     assert (frame["natural_induction_n"] == 0).all()
-    assert (frame["natural_previous_token_n"] == 5).all()
+    assert (frame["natural_previous_token_n"] == 4).all()
 
 
 def test_scores_with_texts_are_saved_and_read_and_long_texts_are_counted(tmp_path: Path) -> None:
@@ -126,7 +129,7 @@ def test_scores_with_texts_are_saved_and_read_and_long_texts_are_counted(tmp_pat
     assert scores.card["n_cut"] == 1
     read = load_head_scores(scores.save(tmp_path / "heads.safetensors"))
     assert read.to_frame().equals(scores.to_frame())
-    assert scores.top("natural_previous_token", 2)["natural_previous_token_n"].iloc[0] == 18 + 2 + 17 + 19
+    assert scores.top("natural_previous_token", 2)["natural_previous_token_n"].iloc[0] == 17 + 1 + 16 + 18
     cut = head_scores(model, texts=[*TEXTS, "x" * 20]).to_frame()
     assert cut["natural_induction"].equals(scores.to_frame()["natural_induction"])
 

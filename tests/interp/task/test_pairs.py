@@ -139,7 +139,39 @@ def test_the_real_model_solves_every_task(smollm: HookedTransformer, task: str) 
     again, other = task_pairs(smollm, task, 8), task_pairs(smollm, task, 8, seed=1)
     assert again.clean_texts == pairs.clean_texts != other.clean_texts
     assert len(set(pairs.clean_texts)) == 8
+    assert pairs.same_length
     measured = pair_metric(smollm, pairs)
     assert measured.gap > 3  # nats
     assert measured.n_reversed == 0
     assert int((measured.clean > 0).sum()) >= 7
+
+
+def test_pairs_of_another_tokenizer_repeated_answers_and_pads_are_refused() -> None:
+    model = shaken_model("llama")
+    pairs = prompt_pairs(model, "the cat", "the cot", "x", "w")
+    with pytest.raises(ValueError, match="made with the tokenizer of tiny-llama"):
+        pair_metric(HookedTransformer(model.cfg, None), pairs)
+    with pytest.raises(ValueError, match="would count double"):
+        prompt_pairs(model, "the cat", "the cot", [["x", "x"]], "w")
+    with pytest.raises(ValueError, match="no token for pair 0"):
+        prompt_pairs(model, "the cat", "the cot", [[]], "w")
+    with pytest.raises(ValueError, match="there are no prompts"):
+        prompt_pairs(model, [], [], "x")
+    uneven = prompt_pairs(model, ["the cat", "a"], ["the cot", "b"], "x", "w")
+    with pytest.raises(ValueError, match="would read pads"):
+        pair_metric(model, uneven, lambda logits: logits[:, -1, 0])
+    assert prompt_pairs(model, "a", "b", np.int64(5)).answer.tolist() == [5]
+
+
+def test_damaged_weights_are_named_and_not_called_a_small_gap() -> None:
+    model = shaken_model("llama")
+    pairs = telling_pairs(model)
+    list(model.parameters())[3].data.fill_(float("nan"))
+    with pytest.raises(ValueError, match=r"NaN|finite"):
+        pair_metric(model, pairs)
+
+
+def test_files_of_another_kind_are_no_pairs(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds no prompt pairs"):
+        load_prompt_pairs(shaken_model("llama"), tmp_path / "other.json")
