@@ -120,12 +120,14 @@ def write_json(path: str | os.PathLike[str], obj: Any) -> Path:
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """Read a JSON file. ValueError where it is not there or is not JSON."""
+    """Read a JSON file. ValueError where it is not there, is a folder or is not JSON."""
     path = Path(path)
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}") from None
+    except (IsADirectoryError, NotADirectoryError):
+        raise ValueError(f"{path} is a folder, or lies in what is none; give the file itself") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}): it is damaged, or it is another kind of file") from None
 

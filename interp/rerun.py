@@ -71,9 +71,17 @@ class BaseRun:
         with torch.no_grad():
             return self.model.unembed_logits(rows)
 
-    def copies_at_once(self) -> int:
-        """How many copies make a batch of a sensible size."""
-        return max(1, ROWS // self.tokens.ids.numel())
+    def copies_at_once(self, wished: int | Any = None) -> int:
+        """How many copies make a batch: as many as the caller wishes, else what suits a CPU.
+
+        Raises:
+            ValueError: a wish that is no number of runs.
+        """
+        if wished is None:
+            return max(1, ROWS // self.tokens.ids.numel())
+        if isinstance(wished, bool) or not isinstance(wished, int) or wished < 1:
+            raise ValueError(f"batch_size={wished!r}: at least one run must go at once")
+        return wished
 
 
 def base_run(model: HookedTransformer, x: Any, layers: Iterable[int] | None = None) -> BaseRun:

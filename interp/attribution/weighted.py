@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.attribution.places import through
 from interp.model import HookedTransformer
 from interp.model.named_weights import head_output
+from interp.model.norm import Norm
 
 
 @torch.no_grad()
@@ -41,7 +41,7 @@ def value_weighted_attention(
     _, cache = model.run_with_cache(tokens, list(names.values()), stop_at_layer=layer + 1)
     v, pattern, weights = cache[names["v"]], cache[names["pattern"]], head_output(block, model.cfg).double()
     if block.ln1_post is not None:
-        weights = through(block.ln1_post, weights.flatten(0, 1)).view_as(weights)
+        weights = _behind(block.ln1_post, weights)
     gram = weights @ weights.mT
     values = v.double().repeat_interleave(weights.shape[0] // v.shape[2], 2)
     size = torch.einsum("bkhv,hvw,bkhw->bhk", values, gram, values).clamp(min=0).sqrt()
@@ -49,3 +49,10 @@ def value_weighted_attention(
     found = found / cache[names["scale"]].double()[:, None] if "scale" in names else found
     real = tokens.mask[:, None, :, None] & tokens.mask[:, None, None, :]
     return found.masked_fill(~real, 0.0)
+
+
+def _behind(norm: Norm, writes: Float[Tensor, "head d_v d_model"]) -> Float[Tensor, "head d_v d_model"]:
+    """What is written, as a norm hands it on with scale 1 and without its bias: centred first, then the gain."""
+    centred = writes - writes.mean(-1, keepdim=True) if norm.centred else writes
+    gain = norm.multiplier()
+    return centred if gain is None else centred * gain.double()

@@ -4,7 +4,7 @@
 2. One edge: its receiver reads the clean stream plus (corrupted - clean) of the sender. The run begins at the receiver's
    layer, and edges into one layer stand side by side.
 3. One node: its z, or its MLP's output, is replaced by that of the corrupted run, or by its mean over both sides of all
-   pairs. The run begins at its layer.
+   other pairs. The run begins at its layer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.circuits.graph import Graph, Node, circuit_graph
-from interp.circuits.run import OFF, written
+from interp.circuits.run import check_off, others_mean, written
 from interp.hooks import HookContext
 from interp.model import HookedTransformer
 from interp.rerun import BaseRun, base_run
@@ -59,7 +59,7 @@ def edge_effects(
     found = torch.zeros(len(edges), len(pairs), dtype=torch.float64)
     for layer in sorted(set(layers.tolist())):
         mine = np.flatnonzero(layers == layer)
-        rows = batch_size or base.copies_at_once()
+        rows = base.copies_at_once(batch_size)
         for chunk in (mine[start : start + rows] for start in range(0, len(mine), rows)):
             found[chunk.tolist()] = _edges_of_layer(graph, measured, base, change, edges[chunk], layer)
     return found
@@ -108,8 +108,8 @@ def node_effects(
 
     Args:
         model, pairs, metric: as in `edge_effects`.
-        off: what takes the node's place: "mean" over both sides of all pairs (at each position where prompts have one
-            length), or "corrupted", its value in the corrupted run.
+        off: what takes the node's place: "mean" over both sides of all other pairs (at each position where prompts have
+            one length), or "corrupted", its value in the corrupted run.
         nodes: some heads and MLPs of `circuit_graph(model).senders`; None for all.
         batch_size: nodes at once; None for what suits a CPU.
         seed: of the bootstrap over pairs.
@@ -118,9 +118,11 @@ def node_effects(
     Returns:
         A row per node: node, kind, layer, head (-1 for an MLP), effect (change of the normalised metric: -1 loses all of
         the gap), low, high (95 % over pairs), n; the largest first.
+
+    Raises:
+        ValueError: an unknown `off`, a mean of a single pair, or no head or MLP.
     """
-    if off not in OFF:
-        raise ValueError(f"off={off!r} is unknown; choose from {', '.join(OFF)}")
+    check_off(off, pairs)
     graph = circuit_graph(model)
     chosen = [node for node in (graph.senders if nodes is None else nodes) if node.kind != "input"]
     if not chosen:
@@ -130,7 +132,7 @@ def node_effects(
     base = base_run(model, pairs.clean, {node.layer for node in chosen})
     raw = torch.zeros(len(chosen), len(pairs), dtype=torch.float64)
     done = 0
-    for site, layer, index in _by_site(chosen, batch_size or base.copies_at_once()):
+    for site, layer, index in _by_site(chosen, base.copies_at_once(batch_size)):
         name = model.expand_sites(f"{site}:{layer}")[0]
         new = _replacement(model, pairs, name, layer, off)
         heads = [chosen[i].head for i in index]
@@ -160,17 +162,11 @@ def _by_site(nodes: Sequence[Node], rows: int) -> Iterator[tuple[str, int, list[
 
 
 def _replacement(model: HookedTransformer, pairs: PromptPairs, name: str, layer: int, off: str) -> Tensor:
-    """What takes the place of a site's value, [pair pos ...] or [1 pos ...] or [1 1 ...]."""
+    """What takes the place of a site's value, [pair pos ...], or [pair 1 ...] for a mean over tokens."""
     sides = [pairs.corrupted] if off == "corrupted" else [pairs.clean, pairs.corrupted]
     with torch.no_grad():
         found = [model.run_with_cache(side, [name], stop_at_layer=layer + 1)[1][name] for side in sides]
-    if off == "corrupted":
-        return found[0]
-    values = torch.cat(found)
-    if pairs.same_length:
-        return values.mean(0, keepdim=True, dtype=torch.float64).to(values.dtype)
-    real = torch.cat([pairs.clean.mask, pairs.corrupted.mask])
-    return values[real].mean(0, dtype=torch.float64).to(values.dtype)[None, None]
+    return found[0] if off == "corrupted" else others_mean(found[0], found[1], pairs)
 
 
 def _replace(new: Tensor, heads: list[int]) -> Any:

@@ -20,10 +20,10 @@ from interp import artifact, plot
 from interp.circuits.circuit import Circuit
 from interp.circuits.effects import node_effects
 from interp.circuits.run import circuit_runs
-from interp.circuits.search import find_circuit, random_circuits
+from interp.circuits.search import check_same, find_circuit, random_circuits
 from interp.model import HookedTransformer
 from interp.report import Figure, Section, Table
-from interp.task import PromptPairs
+from interp.task import PromptPairs, pair_metric
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +50,10 @@ class CircuitReport:
 
     def summary(self) -> str:
         """What was found, in sentences."""
-        sure = self.node_effects[(self.node_effects["low"] > 0) | (self.node_effects["high"] < 0)]
-        first = ", ".join(f"{node} ({effect:+.2f})" for node, effect in zip(sure["node"][:6], sure["effect"][:6]))
-        nodes = f"Ablated alone, {len(sure)} of {len(self.node_effects)} heads and MLPs move the metric for sure"
+        clear = self.node_effects[(self.node_effects["low"] > 0) | (self.node_effects["high"] < 0)]
+        first = ", ".join(f"{node} ({effect:+.2f})" for node, effect in zip(clear["node"][:6], clear["effect"][:6]))
+        nodes = f"Ablated alone, {len(clear)} of {len(self.node_effects)} heads and MLPs have an interval without 0"
+        nodes += f" (about 5 %, {0.05 * len(self.node_effects):.0f}, would by chance)"
         at = "at their mean" if self.card["off"] == "mean" else "corrupted"
         text = f"{self.circuit.summary()} {nodes}{': ' + first if first else ''}."
         text += f" With all other edges {at} the circuit keeps {self.share_kept('circuit alone'):.2f} of the gap"
@@ -135,6 +136,7 @@ def circuit_report(
     elif search:
         raise ValueError(f"{', '.join(search)}= are for the search, but a circuit was given")
     held = pairs[1::2]
+    check_same(model, pair_metric(model, held, metric).name, circuit.card, "circuit's edges")
     effects = node_effects(model, held, metric=metric, off=off, seed=seed, progress=progress)
     runs = circuit_runs(model, held, metric=metric, off=off)
     allowed = circuit.graph.allowed

@@ -1,6 +1,7 @@
 """Run a circuit: some edges carry what the run computes, all others what another run computed.
 
-1. Keep what each sender added to the stream in the *off* run: the corrupted prompts, or the mean over both sides of all pairs.
+1. Keep what each sender added to the stream in the *off* run: the corrupted prompts, or for each pair the mean over both
+   sides of all other pairs. A mean that counts the pair itself would leave 1/n of what is ablated where it was.
 2. Run the clean prompts. Each receiver reads its own stream: the off run's, plus (now - off) of every sender whose edge to
    it is kept. A sender's value now follows from what its own inputs were given.
 3. The output reads in the same way; its stream is unembedded.
@@ -90,7 +91,7 @@ class CircuitRuns:
     base: BaseRun
     """The clean run."""
     off: Written
-    """What edges outside the circuit carry; one text and perhaps one position for a mean."""
+    """What edges outside the circuit carry; one position for all where a mean is over tokens."""
     nothing: Float[Tensor, "pair"] = field(init=False)
     """The metric with no edge kept: of the corrupted run, or with everything at its mean."""
 
@@ -229,35 +230,47 @@ def circuit_runs(
         model: any model that has a `circuit_graph`.
         pairs: clean prompts run, corrupted ones are what edges outside carry.
         metric: as in `interp.task.pair_metric`.
-        off: "corrupted", or "mean": of both sides of all pairs, at each position where all prompts have one length and
-            over all tokens otherwise.
+        off: "corrupted", or "mean": for each pair over both sides of all other pairs, at each position where all prompts
+            have one length and over all tokens otherwise.
 
     Raises:
-        ValueError: a model without such a graph, an unknown `off`, or a gap between clean and corrupted that says nothing.
+        ValueError: a model without such a graph, an unknown `off`, a mean of a single pair, or a gap between clean and
+            corrupted that says nothing.
     """
-    if off not in OFF:
-        raise ValueError(f"off={off!r} is unknown; choose from {', '.join(OFF)}")
+    check_off(off, pairs)
     graph = circuit_graph(model)
     measured = pair_metric(model, pairs, metric)
     _ = measured.gap
     values = written(model, graph, pairs.corrupted)
     if off == "mean":
         clean = written(model, graph, pairs.clean)
-        values = Written(*(_mean(a, b, pairs) for a, b in _sides(values, clean)))
+        sides = ((clean.senders, values.senders), (clean.streams, values.streams))
+        values = Written(*(torch.stack([others_mean(*two, pairs) for two in zip(*both)]) for both in sides))
     return CircuitRuns(model, graph, pairs, measured, base_run(model, pairs.clean, [0]), values)
 
 
-def _sides(one: Written, other: Written) -> list[tuple[Tensor, Tensor]]:
-    return [(one.senders, other.senders), (one.streams, other.streams)]
+def check_off(off: Any, pairs: PromptPairs) -> None:
+    """ValueError for what cannot stand in an ablated part's place."""
+    if off not in OFF:
+        raise ValueError(f"off={off!r} is unknown; choose from {', '.join(OFF)}")
+    if off == "mean" and len(pairs) < 2:
+        raise ValueError(
+            "off='mean' is the mean of the other pairs, and there is one pair: give more, or off='corrupted'"
+        )
 
 
-def _mean(one: Tensor, other: Tensor, pairs: PromptPairs) -> Float[Tensor, "part 1 pos d_model"]:
-    """Mean over both sides of all pairs, summed in fp64."""
-    if pairs.same_length:
-        return ((one.mean(1, dtype=torch.float64) + other.mean(1, dtype=torch.float64)) / 2)[:, None].to(one.dtype)
-    real = pairs.clean.mask
-    mean = (one[:, real].mean(1, dtype=torch.float64) + other[:, real].mean(1, dtype=torch.float64)) / 2
-    return mean[:, None, None].to(one.dtype)
+def others_mean(
+    clean: Float[Tensor, "pair pos *rest"], corrupted: Float[Tensor, "pair pos *rest"], pairs: PromptPairs
+) -> Float[Tensor, "pair place *rest"]:
+    """For each pair the mean over both sides of all other pairs, summed in fp64: [pair pos *rest], or [pair 1 *rest] over
+    all real tokens where prompts differ in length."""
+    both, n = clean.double() + corrupted.double(), torch.full((len(pairs),), 2, device=clean.device)
+    mask = pairs.clean.mask
+    if not pairs.same_length:
+        both = both.masked_fill(~mask.view(*mask.shape, *[1] * (both.ndim - 2)), 0.0).sum(1, keepdim=True)
+        n = 2 * mask.sum(1)
+    others = (n.sum() - n).view(-1, *[1] * (both.ndim - 1))
+    return ((both.sum(0) - both) / others).to(clean.dtype)
 
 
 def run_circuit(

@@ -14,6 +14,7 @@ Faithfulness is (m(circuit) - m(corrupted)) / (m(model) - m(corrupted)), of mean
 against the answer.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +62,7 @@ def find_circuit(
         scores: of the edges, made on the choosing half (`pairs[::2]`); None computes them.
         method: of the scores.
         metric: as in `interp.task.pair_metric`; a name, since a function of the caller's sees all pairs.
-        share: take this share of the edges and search for no size, 0 to 1.
+        share: take this share of the edges, 0 to 1; none of them is left out afterwards, but those off every path.
         faithfulness: wished of the circuit, for the lower end of the interval on the choosing half.
         n_checks: most exact runs that step 3 may take; 0 leaves it out.
         n_random: random circuits; 0 for none.
@@ -78,13 +79,15 @@ def find_circuit(
     search = _Search(circuit_runs(model, chosen, metric=metric), scores, seed)
     if search.graph != scores.graph:
         raise ValueError("the scores are of another graph than this model's")
+    check_same(model, search.runs.measured.name, scores.card, "scores")
     first = (
         search.smallest(float(faithfulness)) if share is None else search.strongest(round(share * scores.graph.n_edges))
     )
     if not first.any():
         raise ValueError(f"share={share} keeps no path from the input to the output: take a larger one")
-    wished = float(faithfulness) if share is None else search.surely(first)
-    kept, n_runs = search.without_idle(first, wished, n_checks)
+    wished = float(faithfulness) if share is None else None
+    # A share that the caller names is kept as it is; only the search may leave edges out.
+    kept, n_runs = (first, 0) if wished is None else search.without_idle(first, wished, n_checks)
     runs = circuit_runs(model, held, metric=metric)
     random = random_circuits(scores.graph, int(kept.sum()), n_random, seed)
     raw = runs.metric(np.concatenate([kept[None], random]))
@@ -121,6 +124,16 @@ def _check(pairs: PromptPairs, metric: Any, share: Any, faithfulness: Any, count
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(f"{name}={value!r}: it is a whole number from 0 on")
+
+
+def check_same(model: HookedTransformer, metric: str, card: Mapping[str, Any], what: str) -> None:
+    """ValueError where scores or a circuit come from another model or metric: their figures would stand beside each other."""
+    if card["fingerprint"] != model.fingerprint:
+        raise ValueError(
+            f"the {what} are of {card['model']} with other weights than this {model.cfg.name}: make them anew"
+        )
+    if card["metric"] != metric:
+        raise ValueError(f"the {what} are for the metric {card['metric']}, not for {metric}: make them anew")
 
 
 @dataclass(frozen=True, eq=False)

@@ -279,6 +279,26 @@ def trace(
     click.echo(f"the answer has probability {clean:.3f}, and {lost:.3f} with noise for {subject!r}")
 
 
+def _span(word: str) -> Any:
+    """`3` is a position and `3:6` a span."""
+    ends = word.split(":")
+    if len(ends) > 2 or not all(end.isdecimal() for end in ends):
+        raise click.BadParameter(f"{word!r} is no position such as 3, and no span such as 3:6")
+    if len(ends) == 2 and int(ends[0]) >= int(ends[1]):
+        raise click.BadParameter(f"{word!r} holds no position: a span ends before its second number")
+    return int(word) if len(ends) == 1 else (int(ends[0]), int(ends[1]))
+
+
+def _queries(ctx: click.Context, option: click.Parameter, words: tuple[str, ...]) -> Any:  # noqa: ARG001 (click's)
+    if len(words) < 2 and (words or ("last",))[0] in ("last", "all"):
+        return (words or ("last",))[0]
+    return [_span(word) for word in words]
+
+
+def _keys(ctx: click.Context, option: click.Parameter, words: tuple[str, ...]) -> list[Any] | None:  # noqa: ARG001
+    return [_span(word) for word in words] or None
+
+
 @click.command(
     epilog="Example: interp knockout smollm2-135m 'The Eiffel Tower is located in the city of' --answer ' Paris' --window 5"
 )
@@ -286,6 +306,18 @@ def trace(
 @click.argument("text")
 @click.option("--answer", required=True, help="Token that is followed, with its space.")
 @click.option("--against", help="Token that the logit difference is measured against.")
+@click.option(
+    "--queries",
+    multiple=True,
+    callback=_queries,
+    help="Who no longer sees: last (the default), all, a position, or a span 3:6; may be repeated.",
+)
+@click.option(
+    "--keys",
+    multiple=True,
+    callback=_keys,
+    help="Cut this position or span 3:6 alone; may be repeated. Default: each position by itself.",
+)
 @_window
 @top_option
 @seed_option
@@ -293,13 +325,15 @@ def trace(
 @plot_option
 @json_option
 def knockout(
-    model: str, text: str, answer: str, against: str | None, window: int, top: int, seed: int, out: Path | None,
-    chart: Path | None, as_json: bool,
+    model: str, text: str, answer: str, against: str | None, queries: Any, keys: list[Any] | None, window: int, top: int,
+    seed: int, out: Path | None, chart: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """What the answer loses when the last token no longer sees another one, layer by layer."""
+    """What the answer loses when the last token, or --queries, no longer sees another one, layer by layer."""
     loaded = interp.load(model)
     with work_bar("cutting", hidden=as_json) as progress:
-        found = interp.knockout_sweep(loaded, text, answer, against, window=window, seed=seed, progress=progress)
+        found = interp.knockout_sweep(
+            loaded, text, answer, against, queries=queries, keys=keys, window=window, seed=seed, progress=progress
+        )
     if out is not None:
         found.save(out)
     if chart is not None:
@@ -309,8 +343,10 @@ def knockout(
         show({"card": found.card, "places": frame.to_dict("records")}, as_json)
         return
     measure = "probability" if against is None else "logit difference"
-    title = f"change of the answer's {measure} when the last token cannot see a token, n = 1 text, no interval"
-    show(_strongest(frame, top).drop(columns=["stop", "low", "high", "n"]), as_json, title=title)
+    who = {"last": "the last token", "all": "every token"}.get(str(queries), "the queries")
+    title = f"change of the answer's {measure} when {who} cannot see a token, n = 1 text, no interval"
+    spans = bool((frame["stop"] > frame["pos"] + 1).any())
+    show(_strongest(frame, top).drop(columns=["low", "high", "n", *([] if spans else ["stop"])]), as_json, title=title)
 
 
 def _strongest(frame: pd.DataFrame, top: int) -> pd.DataFrame:

@@ -6,7 +6,8 @@
 3. Where layers, heads and width agree, both streams advance block by block (`measure`): how far the streams and heads are
    apart in the whole runs, and how far each block's parts are apart on the *same* input, a's stream. The first grows from
    the first change on; the second is zero wherever nothing was changed.
-4. Quotients are sums of |a - b| over sums of |a|, over typical rows: not the first of a text, no outliers.
+4. Quotients are sums of |a - b| over sums of |a|, over typical rows: not the first of a text, no outliers. Distances of
+   attention patterns count every real query, the first of a text too, which sees itself alone.
 5. Head scores of both models on the same repeated random tokens.
 
 Intervals are 95 %, by bootstrap over texts; differences are paired, for both models read the same ones.
@@ -41,6 +42,7 @@ from interp.model import HookedTransformer
 from interp.tokens import Tokens
 
 BATCH_TOKENS = 1024
+BOUNDS = ("_low", "_high")
 CONTEXT = 8
 """Tokens before a place that its line shows."""
 
@@ -241,14 +243,18 @@ def _empty(sums: Sums, n_texts: int) -> Sums:
 def _quotients(
     above: Float[np.ndarray, "what text"], below: Any, seed: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sums over texts, divided, and 95 % over texts; NaN ends for one text. 0 over 0 is 0: nothing differs from nothing."""
+    """Sums over texts, divided, and 95 % over texts; NaN ends for one text, or where the value is NaN.
+
+    0 over 0 is 0, for nothing differs from nothing; anything else over 0 is NaN.
+    """
 
     def divided(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.divide(x, y, out=np.where(x == 0, 0.0, np.nan), where=y != 0)
 
     value = divided(above.sum(1), below.sum(1))
-    same = below.sum(1) == 0  # 0 over 0
-    low, high = ratio_interval(above, np.where(same[:, None], 1.0, below), seed)
+    same = below.sum(1) == 0  # no draw has anything to divide by
+    ends = ratio_interval(above, np.where(same[:, None], 1.0, below), seed)
+    low, high = (np.where(np.isnan(value), np.nan, end) for end in ends)
     return value, low, high
 
 
@@ -258,12 +264,16 @@ def _scores(a: HookedTransformer, b: HookedTransformer, seed: int) -> pd.DataFra
     keys = ["layer", "head"]
     skipped = (*keys, "n", "n_sequences")
     names = [c for c in first.select_dtypes("number") if c in second and c not in skipped and not _is_bound(str(c))]
-    frame = first.loc[:, keys].copy()
+    columns = {key: first[key] for key in keys}
     for name in names:
-        of_a, of_b = first[name].astype(float), second[name].astype(float)
-        frame[f"{name}_a"], frame[f"{name}_b"], frame[f"{name}_difference"] = of_a, of_b, of_b - of_a
-    return frame
+        for side, scores in (("a", first), ("b", second)):
+            columns[f"{name}_{side}"] = scores[name].astype(float)
+            for end in BOUNDS:
+                if f"{name}{end}" in scores:
+                    columns[f"{name}_{side}{end}"] = scores[f"{name}{end}"]
+        columns[f"{name}_difference"] = columns[f"{name}_b"] - columns[f"{name}_a"]
+    return pd.DataFrame(columns)
 
 
 def _is_bound(column: str) -> bool:
-    return column.endswith(("_low", "_high"))
+    return column.endswith(BOUNDS)

@@ -39,7 +39,8 @@ class ModelDiff:
     """layer, head, output (|a - b| / |a| of what the head writes), pattern (total variation of attention, 0 to 1), and both
     as `own_`, where b's block runs on a's stream: a head that itself was changed has these."""
     scores: pd.DataFrame
-    """layer, head, and the scores of `interp.head_scores` with `_a`, `_b` and `_difference` (b - a)."""
+    """layer, head, and the scores of `interp.head_scores` with `_a`, `_b` and `_difference` (b - a). Scores have bounds on
+    both sides (`induction_a_low`), 95 % over the repeated sequences; nulls and floors are constants without any."""
     card: dict[str, Any]
     """Both models and fingerprints, hash of the tokens, seed, and notes on what could not be compared."""
 
@@ -105,8 +106,10 @@ class ModelDiff:
             found.append(Section("Heads", figures=figures, tables=[Table(top, "Heads with the largest own_output.")]))
         if not self.scores.empty:
             order = np.argsort(-np.abs(self.scores["induction_difference"].to_numpy()), kind="stable")[:SHOWN]
-            shown = [str(c) for c in self.scores if c in ("layer", "head") or str(c).endswith(("_a", "_b"))]
-            caption = "Heads whose induction score differs most."
+            ends = [f"induction_{side}{end}" for side in "ab" for end in ("", "_low", "_high")]
+            others = [str(c) for c in self.scores if str(c).endswith(("_a", "_b")) and c not in ends]
+            shown = ["layer", "head", *ends, *others]
+            caption = "Heads whose induction score differs most; its bounds are 95 %, over the repeated sequences."
             figure = self._figure("scores", "induction", "Induction score of each head in both models.")
             found.append(
                 Section("Head scores", figures=[figure], tables=[Table(self.scores[shown].iloc[order], caption)])

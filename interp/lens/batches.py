@@ -5,8 +5,12 @@ from typing import Any
 
 import torch
 
+from interp import artifact
 from interp.model import HookedTransformer
 from interp.tokens import Tokens
+
+HASHED = 64
+"""Tokens by which a text is known again in a card."""
 
 
 def token_rows(model: HookedTransformer, texts: Any, max_length: int | Any = None) -> list[list[int]]:
@@ -54,6 +58,11 @@ def token_batches(rows: Sequence[Sequence[int]], batch_tokens: int, pad: int = 0
         batch.append(index)
     if batch:
         yield batch, _padded([rows[i] for i in batch], pad)
+
+
+def text_hash(row: Sequence[int]) -> str:
+    """By which a text that a lens was made from is known again: of its first tokens, so that a cut does not hide it."""
+    return artifact.hash_json([int(token) for token in row[:HASHED]])[:16]
 
 
 def _padded(rows: Sequence[Sequence[int]], pad: int) -> Tokens:

@@ -23,16 +23,18 @@ from torch import Tensor
 
 from interp import artifact, plot
 from interp import sites as site_names
-from interp.lens.batches import token_batches, token_rows
+from interp.lens.batches import text_hash, token_batches, token_rows
 from interp.lens.intervals import mean_by_text
-from interp.lens.jacobian import SKIP, JacobianLens, text_hash
+from interp.lens.jacobian import SKIP, JacobianLens
 from interp.lens.places import lens_sites
 from interp.lens.read import log_probabilities, rows_at_once
 from interp.lens.source import run_passages
 from interp.lens.translate import Translator
+from interp.lens.tuned import TunedLens
 from interp.model import HookedTransformer
 from interp.model.inputs import refuse_encoder
 from interp.sites import layer_of
+from interp.store.lookup import whole_number
 
 KIND = "lens comparison"
 LOGIT = "logit"
@@ -127,13 +129,12 @@ def compare_lenses(
         seed: of the bootstrap.
 
     Raises:
-        ValueError: an encoder, a lens of another model, two lenses of one name, a text that a lens was fitted on (as far as
-            its card says), or texts without a row that counts.
+        ValueError: an encoder, a lens of another model, two lenses of one name, texts without a row that counts, or a text
+            that a Jacobian or tuned lens was fitted on, by the hashes in its card. Files from before cards of tuned lenses
+            had hashes, imported lenses, and lenses from stores without token ids have none: there nothing is checked.
     """
     refuse_encoder(model.cfg, "what is said later")
-    for name, value, least in (("horizon", horizon, 1), ("skip", skip, 0)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    horizon, skip = whole_number("horizon", horizon, 1), whole_number("skip", skip, 0)
     names = (LOGIT, *(lens.name for lens in lenses))
     if len(set(names)) < len(names):
         raise ValueError(f"each lens needs a name of its own, got {', '.join(names)}")
@@ -148,7 +149,25 @@ def compare_lenses(
             f"no text has a token with a next one after the {skip} positions that are skipped (the longest has "
             f"{max(map(len, rows))} tokens): give longer texts, or a smaller skip"
         )
-    sums = torch.zeros(2, len(names), len(places), len(kept), dtype=torch.float64)
+    n = np.array([len(row) - skip - 1 for row in kept])
+    kl, log_rank = (_sums(model, kept, places, lenses, horizon, skip) / torch.from_numpy(n)).numpy()
+    card = artifact.provenance(
+        analysis=KIND, model=model.cfg.name, fingerprint=model.fingerprint, horizon=horizon, skip=skip, seed=seed,
+        data=artifact.hash_json(kept), n_too_short=len(rows) - len(kept),
+    )  # fmt: skip
+    return LensComparison(names, tuple(places), kl, log_rank, n, card)
+
+
+def _sums(
+    model: HookedTransformer,
+    kept: Sequence[list[int]],
+    places: Sequence[str],
+    lenses: Sequence[Translator],
+    horizon: int,
+    skip: int,
+) -> Float[Tensor, "2 lens site text"]:
+    """KL and log best rank of each text, summed over its rows, fp64; the logit lens first."""
+    sums = torch.zeros(2, 1 + len(lenses), len(places), len(kept), dtype=torch.float64)
     for indices, tokens in token_batches(kept, BATCH_TOKENS):
         for passage in run_passages(model, tokens, places):
             text = torch.tensor(indices)[passage.text.cpu()]
@@ -158,13 +177,7 @@ def compare_lenses(
                 streams = [passage.streams[name][passage.cells[part]] for name in places]
                 found = _read(model, streams, places, lenses, said[part.cpu()].to(part.device))
                 sums.index_add_(3, text[part.cpu()], found.double().cpu())
-    n = np.array([len(row) - skip - 1 for row in kept])
-    kl, log_rank = (sums / torch.from_numpy(n)).numpy()
-    card = artifact.provenance(
-        analysis=KIND, model=model.cfg.name, fingerprint=model.fingerprint, horizon=horizon, skip=skip, seed=seed,
-        data=artifact.hash_json(kept), n_too_short=len(rows) - len(kept),
-    )  # fmt: skip
-    return LensComparison(names, tuple(places), kl, log_rank, n, card)
+    return sums
 
 
 def _read(
@@ -198,9 +211,9 @@ def _said(
 
 
 def _refuse_fitted(lens: Translator, rows: Sequence[list[int]]) -> None:
-    if not isinstance(lens, JacobianLens):  # others are trained from a store, whose texts their cards do not list
+    if not isinstance(lens, JacobianLens | TunedLens):  # of another kind nothing is known
         return
-    known = set(lens.card["text_hashes"])
+    known = set(lens.card.get("text_hashes", ()))
     again = [index for index, row in enumerate(rows) if text_hash(row) in known]
     if again:
         raise ValueError(

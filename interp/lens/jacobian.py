@@ -21,7 +21,7 @@ near 100 texts, and that this lens is *worse* than the logit lens at the next to
 within the text that follows, so compare it by rank as well (`compare_lenses`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,20 +35,19 @@ from torch import Tensor
 from interp import artifact, plot
 from interp import sites as site_names
 from interp.hooks import Request, attached
-from interp.lens.batches import token_batches, token_rows
+from interp.lens.batches import text_hash, token_batches, token_rows
 from interp.lens.places import EMBED, FIRST, end_kind
 from interp.model import HookedTransformer
 from interp.model.inputs import refuse_encoder, refuse_not_finite
 from interp.rerun import repeat_tokens
 from interp.sites import kind_of, layer_of
+from interp.store.lookup import whole_number
 from interp.tokens import Tokens
 
 KIND = "jacobian lens"
 SKIP = 16
 BATCH_TOKENS = 512
 """Tokens of one graph: the memory is that of a training step on so many tokens."""
-HASHED = 64
-"""Tokens by which a text is known again in the card."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +76,8 @@ class JacobianLens:
         """
         full = site_names.full_name(site)
         if full not in self.sites:
-            raise ValueError(f"this lens was not fitted at {site!r}; it has {', '.join(self.sites)}")
+            have = ", ".join(map(site_names.short_name, self.sites))
+            raise ValueError(f"this lens was not fitted at {site_names.short_name(full)}; it has {have}")
         matrix = self.matrices[self.sites.index(full)].to(rows.device)
         return (rows.to(matrix.dtype) @ matrix.T).to(rows.dtype)
 
@@ -158,9 +158,7 @@ def fit_jacobian_lens(
         ValueError: an encoder, a site outside the stream, or no text longer than `skip` tokens.
     """
     refuse_encoder(model.cfg, "what a token says later")
-    for name, value, least in (("skip", skip, 0), ("batch_tokens", batch_tokens, 1)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    skip, batch_tokens = whole_number("skip", skip, 0), whole_number("batch_tokens", batch_tokens, 1)
     names = _stream_sites(model, sites)
     rows = token_rows(model, texts, max_length)
     used = [row for row in rows if len(row) > skip]
@@ -169,28 +167,42 @@ def fit_jacobian_lens(
             f"no text is longer than the {skip} positions that are skipped (the longest has {max(map(len, rows))} tokens): "
             "give longer texts, or a smaller skip"
         )
-    batches = list(token_batches(used, batch_tokens))
-    copies = [max(1, min(batch_tokens // tokens.ids.numel(), model.cfg.d_model)) for _, tokens in batches]
-    total, done = sum(-(-model.cfg.d_model // n) for n in copies), 0
-    sums = torch.zeros(2, len(names), model.cfg.d_model, model.cfg.d_model)
-    counts = torch.zeros(2, dtype=torch.long)
-    generator = torch.Generator().manual_seed(seed)
-    for (indices, tokens), n in zip(batches, copies):
-        half = torch.tensor(indices) % 2  # every other text, so that both halves have texts of all kinds
-        sources = tokens.mask & (tokens.positions >= skip)
-        counts.index_add_(0, half, sources.sum(1))
-        graph = _Graph(model, repeat_tokens(tokens, n), names)
-        for dims, found in graph.jacobian_rows(sources, half, generator if same_position else None, n):
-            sums[:, :, dims] += found
-            done += 1
-            if progress is not None:
-                progress(done, total)
+    signs = torch.Generator().manual_seed(seed) if same_position else None
+    sums, counts = _sums(model, list(token_batches(used, batch_tokens)), names, skip, batch_tokens, signs, progress)
     card = artifact.provenance(
         analysis=KIND, model=model.cfg.name, fingerprint=model.fingerprint, same_position=same_position, skip=skip,
         max_length=max_length, seed=seed, n_texts=len(used), n_too_short=len(rows) - len(used),
         n_positions=int(counts.sum()), text_hashes=sorted({text_hash(row) for row in used}),
     )  # fmt: skip
     return JacobianLens(tuple(names), sums.sum(0) / counts.sum(), _agreement(sums, counts), card)
+
+
+def _sums(
+    model: HookedTransformer,
+    batches: Sequence[tuple[list[int], Tokens]],
+    names: list[str],
+    skip: int,
+    batch_tokens: int,
+    signs: torch.Generator | None,
+    progress: Callable[[int, int], object] | None,
+) -> tuple[Float[Tensor, "2 site d_model d_model"], Int[Tensor, "2"]]:
+    """Jacobians summed over the sources of each half of the texts, and the number of these sources."""
+    d_model = model.cfg.d_model
+    copies = [max(1, min(batch_tokens // tokens.ids.numel(), d_model)) for _, tokens in batches]
+    total, done = sum(-(-d_model // n) for n in copies), 0
+    sums = torch.zeros(2, len(names), d_model, d_model)
+    counts = torch.zeros(2, dtype=torch.long)
+    for (indices, tokens), n in zip(batches, copies):
+        half = torch.tensor(indices) % 2  # every other text, so that both halves have texts of all kinds
+        sources = tokens.mask & (tokens.positions >= skip)
+        counts.index_add_(0, half, sources.sum(1))
+        graph = _Graph(model, repeat_tokens(tokens, n), names)
+        for dims, found in graph.jacobian_rows(sources, half, signs, n):
+            sums[:, :, dims] += found
+            done += 1
+            if progress is not None:
+                progress(done, total)
+    return sums, counts
 
 
 def _stream_sites(model: HookedTransformer, wanted: Any) -> list[str]:
@@ -203,11 +215,6 @@ def _stream_sites(model: HookedTransformer, wanted: Any) -> list[str]:
         where = site_names.short_name(odd[0]) if odd else repr(wanted)
         raise ValueError(f"{where} is not the residual stream, from which a lens reads; use {', '.join(kinds)}")
     return names
-
-
-def text_hash(row: list[int]) -> str:
-    """By which a text is known again: of its first tokens, so that a cut does not hide it."""
-    return artifact.hash_json(row[:HASHED])[:16]
 
 
 class _Graph:

@@ -73,8 +73,19 @@ def logit_lens(
         places.append(tuple(column.cpu() for column in (passage.text, passage.pos, passage.ids)))
         parts.append(read_passage(model, passage, names, lens=lens, answers=answers, k=k))
         del passage  # its streams go before the next ones come
-    text, pos, ids = (torch.cat(column) for column in zip(*places))
     found = joined(parts) | {"answer_ids": torch.tensor(answers, dtype=torch.long)}
+    return _result(model, names, [torch.cat(column) for column in zip(*places)], found, lens)
+
+
+def _result(
+    model: HookedTransformer,
+    names: Sequence[str],
+    places: Sequence[Tensor],
+    found: dict[str, Tensor],
+    lens: Translator | None,
+) -> LensResult:
+    """The figures of all rows with their places (text, position, token) and every token's readable form."""
+    text, pos, ids = places
     seen = torch.cat([found["top_ids"].flatten(), found["target_ids"], found["answer_ids"], ids]).unique()
     readable = _readable(model, seen.tolist())
     kind = "logit" if lens is None else lens.name

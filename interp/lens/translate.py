@@ -27,7 +27,15 @@ class Translator(Protocol):
         ...
 
     def translate(self, rows: Float[Tensor, "row d_model"], site: str) -> Float[Tensor, "row d_model"]:
-        """Rows of the stream at a site, as the final norm and the unembedding (`model.unembed_logits`) then read them."""
+        """Rows of the stream at a site, as the final norm and the unembedding (`model.unembed_logits`) then read them.
+
+        Args:
+            rows: of the stream; what comes back has their dtype.
+            site: full (`blocks.3.hook_resid_post`) or short name (`resid_post:3`).
+
+        Raises:
+            ValueError: a site that the lens does not translate, with those that it does.
+        """
         ...
 
     def check_model(self, model: HookedTransformer) -> None:

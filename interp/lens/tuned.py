@@ -51,7 +51,8 @@ class TunedLens:
     _low and _high (KL(final || lens), nats), gain, gain_low, gain_high (logit lens less this one, paired), n (rows),
     n_texts. Intervals hold 95 % of a bootstrap over texts. Empty for an imported lens."""
     card: dict[str, Any]
-    """Provenance: model, fingerprint, configuration, the texts, and how many rows were left out as not typical."""
+    """Provenance: model, fingerprint, configuration, the texts with hashes of those trained on, and how many rows were left
+    out as not typical."""
 
     @property
     def name(self) -> str:
@@ -60,10 +61,11 @@ class TunedLens:
 
     def translate(self, rows: Float[Tensor, "row d_model"], site: str) -> Float[Tensor, "row d_model"]:
         """Rows of the stream at a place, as the final norm and the unembedding then read them; in the rows' own dtype."""
-        if site not in self.sites:
+        full = site_names.full_name(site)
+        if full not in self.sites:
             have = ", ".join(map(site_names.short_name, self.sites))
-            raise ValueError(f"the tuned lens has no translator of {site}; it has {have}")
-        index, wide = self.sites.index(site), accumulate(rows)
+            raise ValueError(f"the tuned lens has no translator of {site_names.short_name(full)}; it has {have}")
+        index, wide = self.sites.index(full), accumulate(rows)
         weight, bias = (value[index].to(wide.device, wide.dtype) for value in (self.weight, self.bias))
         return (wide + torch.nn.functional.linear(wide, weight, bias)).to(rows.dtype)
 

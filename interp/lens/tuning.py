@@ -30,6 +30,7 @@ from torch import Tensor
 
 from interp import artifact
 from interp import sites as site_names
+from interp.lens.batches import text_hash
 from interp.lens.division import TuningRows
 from interp.lens.intervals import mean_by_text
 from interp.lens.places import final_site, lens_sites
@@ -259,9 +260,17 @@ class _Run:
         size = torch.tensor(self.size, device=self.bias.device)[:, None]
         card = lens_card(self.model, seed=self.config.seed, store=str(self.store.path), texts=self.store.card["texts"])
         card |= {"config": dataclasses.asdict(self.config), "run": self.identity, "rows": self.rows.counts()}
+        card |= {"text_hashes": self._text_hashes()}
         weight, bias = self.weight.detach().cpu().clone(), (self.bias.detach() * size).cpu()
         bare = TunedLens(self.sites, weight, bias, pd.DataFrame(), card)
         return dataclasses.replace(bare, table=self._table(bare))
+
+    def _text_hashes(self) -> list[str]:
+        """Of the texts that were trained on; empty where the store did not keep their tokens."""
+        if self.store.card["format"] < 2:
+            return []
+        texts = np.unique(self.store.tokens["text"].to_numpy()[self.rows.train])
+        return sorted({text_hash(self.store.token_ids(int(text)).tolist()) for text in texts})
 
     def _table(self, lens: TunedLens) -> pd.DataFrame:
         held, groups = self.rows.held, self.rows.held_groups

@@ -1,8 +1,8 @@
-"""Attribution patching: every patch of a sweep estimated from one forward and one backward pass (Nanda 2023; Syed et al.
-2023, arXiv 2310.10348).
+"""Attribution patching: every patch of a sweep estimated from three passes, however many patches there are (Nanda 2023;
+Syed et al. 2023, arXiv 2310.10348).
 
-1. Run both prompts and keep the sites.
-2. Take the gradient of the metric at those sites, in the run that patches would go into.
+1. Run both prompts up to the last site and keep the values: two forward passes without gradients.
+2. Run the side that patches would go into once more, forward and backward: the gradient of the metric at those sites.
 3. A patch's effect is about (new value - old value) . gradient: right as far as the metric is linear in the value.
 4. So check it: the strongest estimates and as many others are patched, and the rank agreement is printed with them.
 

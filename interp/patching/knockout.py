@@ -2,7 +2,7 @@
 
 1. Run the prompts once.
 2. Cut attention from the queries to one token (or span of tokens) in a window of layers around each layer; the run starts at
-   the window's first layer, from the stream of the plain run.
+   the window's first layer, from the stream of the plain run, and the cuts of one window stand side by side in a batch.
 3. The effect is the answer's measure after the cut less the one before: negative where the cut takes the answer away.
 """
 
@@ -19,9 +19,11 @@ from torch import Tensor
 
 from interp import artifact
 from interp.bootstrap import mean_interval
+from interp.hooks import HookContext
 from interp.intervene import HookFunction, Knockout
 from interp.intervene.knockout import span_positions
 from interp.model import HookedTransformer
+from interp.patching.sweep import within
 from interp.patching.tracing import answer_id, read_labels
 from interp.plot.tracing import trace_grid
 from interp.rerun import base_run
@@ -90,6 +92,7 @@ def knockout_sweep(
     keys: Sequence[Any] | None = None,
     window: int | Any = 1,
     layers: Iterable[int] | None = None,
+    batch_size: int | Any = None,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> KnockoutSweep:
@@ -104,33 +107,36 @@ def knockout_sweep(
         keys: positions, or spans (start, stop), each cut by itself. None: every position up to the queries; with "last",
             all but the last token itself.
         window: layers cut at once around each.
-        layers: middles of the windows; None for all.
+        layers: middles of the windows; negatives count from the end, None for all.
+        batch_size: cuts run at once; None for what suits a CPU.
         seed: of the bootstrap over prompts.
         progress: fn(cuts done, in all).
 
     Raises:
-        ValueError: an encoder; prompts of unequal length without `keys`, whose positions are not the same places; a cut that
-            leaves a query without any key.
+        ValueError: an encoder; prompts of unequal length without `keys`, whose positions are not the same places; a layer that
+            does not exist; a cut that leaves a query without any key.
     """
     if not model.cfg.causal:
         raise ValueError(f"{model.cfg.name} does not predict the next token, so there is no answer to follow")
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-        raise ValueError(f"window must be an integer from 1 up, got {window!r}")
+    for name, given in (("window", window), ("batch_size", 1 if batch_size is None else batch_size)):
+        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+            raise ValueError(f"{name} must be an integer from 1 up, got {given!r}")
+    centres = within(layers, model.cfg.n_layers, "layer")
     base = base_run(model, x)
     n, lengths = len(base.tokens), base.tokens.lengths
     spans = _spans(keys, queries, lengths.tolist())
     right = _answers(model, answer, n, "answer")
     wrong = None if against is None else _answers(model, against, n, "against")
-    centres = list(range(model.cfg.n_layers)) if layers is None else sorted(set(layers))
+    rows = base.copies_at_once(batch_size)
     places, values = [], []
     for layer in centres:
         first = max(0, layer - window // 2)
         last = min(model.cfg.n_layers, layer - window // 2 + window) - 1
-        for start, stop in spans:
-            cut = Knockout(queries, [(start, stop)], layers=range(first, last + 1))
-            logits = base.last_logits(base.stream(first, _quiet(cut, model)))[0]
-            values.append(_measures(logits, right, wrong))
-            places.append((layer, first, last, start, stop))
+        for chunk in (spans[at : at + rows] for at in range(0, len(spans), rows)):
+            cuts = [Knockout(queries, [span], layers=range(first, last + 1)) for span in chunk]
+            logits = base.last_logits(base.stream(first, _side_by_side(cuts, model), copies=len(chunk)))
+            values += [_measures(one, right, wrong) for one in logits]
+            places += [(layer, first, last, *span) for span in chunk]
             if progress is not None:
                 progress(len(places), len(centres) * len(spans))
     frame = pd.DataFrame(places, columns=["layer", "first", "last", "pos", "stop"])
@@ -145,13 +151,33 @@ def knockout_sweep(
     return KnockoutSweep(frame, torch.stack(values, 1), plain, labels, card)
 
 
-def _quiet(cut: Knockout, model: HookedTransformer) -> dict[str, HookFunction]:
-    """The functions of a cut that may cut nothing: behind a sliding window a key is unseen as it is, and the effect is 0."""
+def _side_by_side(cuts: Sequence[Knockout], model: HookedTransformer) -> dict[str, HookFunction]:
+    """The functions of cuts in the same layers, each in the rows of its own copy.
 
-    def without_handle(fn: HookFunction) -> HookFunction:
-        return lambda scores, ctx: fn(scores, replace(ctx, handle=None))
+    A cut may cut nothing: behind a sliding window a key is unseen as it is, and the effect is 0. So none has a handle.
+    """
+    by_name: dict[str, list[HookFunction]] = {}
+    for cut in cuts:
+        for name, fn in cut.hook_functions(model):
+            by_name.setdefault(name, []).append(fn)
 
-    return {name: without_handle(fn) for name, fn in cut.hook_functions(model)}
+    def of_copies(fns: list[HookFunction]) -> HookFunction:
+        def edit(scores: Tensor, ctx: HookContext) -> Tensor:
+            copies, n = scores.unflatten(0, (len(fns), -1)), len(scores) // len(fns)
+            for at, (copy, fn) in enumerate(zip(copies, fns, strict=True)):
+                own = slice(at * n, (at + 1) * n)
+                prompt_len = None if ctx.prompt_len is None else ctx.prompt_len[own]
+                context = replace(
+                    ctx, positions=ctx.positions[own], mask=ctx.mask[own], prompt_len=prompt_len, handle=None
+                )
+                edited = fn(copy, context)
+                if edited is not None:
+                    copy[:] = edited
+            return scores
+
+        return edit
+
+    return {name: of_copies(fns) for name, fns in by_name.items()}
 
 
 def _spans(keys: Sequence[Any] | None, queries: Any, lengths: list[int]) -> list[tuple[int, int]]:

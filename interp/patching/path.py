@@ -2,9 +2,11 @@
 Goldowsky-Dill et al. 2023, arXiv 2304.05969).
 
 1. Run both prompts. A *sender* (a head or an MLP) of the base run is given the other run's output.
-2. All parts between it and the *receivers* are held at the base run, so what a receiver reads changes by the sender's own
-   change and by nothing else: the stream of the base run plus that difference, through the receiver's own norm.
-3. The receivers (queries, keys or values of heads, MLPs, or the logits) act on it, and everything after them runs.
+2. All parts between it and the *receivers* are held at the base run, so what the first receiver reads changes by the
+   sender's own change and by nothing else: the stream of the base run plus that difference, through the receiver's own norm.
+3. The receivers (queries, keys or values of heads, MLPs, or the logits) act on it, and everything after them runs. So with
+   receivers in several layers a later one reads the sender's change and, on top, all that the earlier ones set off. Give
+   them one by one to hear each direct path alone.
 4. Read the metric, on the scale of `patch_sweep`.
 
 With `noise` (the usual way) the base run is clean and 1 means that the path did not matter.
@@ -16,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.model import HookedTransformer
@@ -179,7 +181,7 @@ def _run(
     base = base_run(model, sides[0], [ends.first] if ends.first < n_layers else [])
     at = _places(pairs, positions)
     raw = torch.zeros(len(places), len(pairs), dtype=torch.float64)
-    rows = batch_size or base.copies_at_once()
+    rows = base.copies_at_once(batch_size)
     blocks = list(model.iter_blocks())
     for start in range(0, len(places), rows):
         chunk = list(places.itertuples(index=False, name=None))[start : start + rows]
@@ -193,8 +195,8 @@ def _run(
     return raw
 
 
-def _places(pairs: PromptPairs, positions: Sequence[int] | None) -> Float[Tensor, "pair pos 1"]:
-    """1 where the sender's change counts."""
+def _places(pairs: PromptPairs, positions: Sequence[int] | None) -> Bool[Tensor, "pair pos 1"]:
+    """Where the sender's change counts."""
     ids, mask = pairs.clean.ids, pairs.clean.mask
     chosen = torch.ones_like(ids, dtype=torch.bool)
     if positions is not None:
@@ -203,7 +205,7 @@ def _places(pairs: PromptPairs, positions: Sequence[int] | None) -> Float[Tensor
         if outside:
             raise ValueError(f"position {outside[0]} lies outside a prompt of {int(lengths.min())} tokens")
         chosen = torch.stack([index == (lengths + p if p < 0 else p) for p in positions]).any(0)
-    return (chosen & mask)[..., None].to(torch.float32)
+    return (chosen & mask)[..., None]
 
 
 def _written(block: Block, part: str, layer: int, head: int, old: Any, new: Any) -> Float[Tensor, "pair pos d_model"]:

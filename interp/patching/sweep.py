@@ -61,8 +61,8 @@ def patch_sweep(
         mode: "denoise" or "noise".
         by: "pos", "head", "head_pos" (each head at each position) or "layer" (all of it). None: by position in the stream,
             by head elsewhere.
-        layers: some layers; None for all.
-        positions: some positions; negatives count from the end.
+        layers: some layers; negatives count from the end, None for all.
+        positions: some positions, in the same way.
         batch_size: patches run at once; None for what suits a CPU.
         seed: of the bootstrap over pairs.
         progress: fn(patches done, patches in all).
@@ -122,7 +122,7 @@ def run_patches(
     base = base_run(model, base_side, wanted)
     unpatched = measured.corrupted if mode == "denoise" else measured.clean
     raw = unpatched.cpu().repeat(len(places), 1)
-    rows = batch_size or base.copies_at_once()
+    rows = base.copies_at_once(batch_size)
     names = {layer: site_names.full_name(f"{kind}:{layer}") for layer in wanted}
     with torch.no_grad():
         old_values, new_values = (
@@ -210,30 +210,40 @@ def sweep_places(
 ) -> pd.DataFrame:
     """All combinations of layer, position and head that are asked for."""
     n_layers, width = model.cfg.n_layers, pairs.clean.ids.shape[1]
-    chosen = range(n_layers) if layers is None else [_within(layer, n_layers, "layer") for layer in layers]
-    axes: list[tuple[str, list[int]]] = [("layer", sorted(set(chosen)))]
+    axes: list[tuple[str, list[int]]] = [("layer", within(layers, n_layers, "layer"))]
     if "pos" in by:
         if not pairs.same_length:
             raise ValueError(
                 f"the prompts have {sorted(set(pairs.clean.lengths.tolist()))} tokens, so a position is not the same place in "
                 "all: take pairs of one length, or by='head' or by='layer'"
             )
-        axes.append(
-            ("pos", list(range(width)) if positions is None else [_within(p, width, "position") for p in positions])
-        )
+        axes.append(("pos", within(positions, width, "position")))
     elif positions is not None:
         raise ValueError(f"positions= goes with by='pos' and by='head_pos', not with by={by!r}")
     if "head" in by:
         heads = model.cfg.kv_heads if kind in ("k", "v") else model.cfg.n_heads
         axes.append(("head", list(range(heads))))
     index = pd.MultiIndex.from_product([values for _, values in axes], names=[name for name, _ in axes])
-    places = index.to_frame(index=False)
-    if places.empty:
-        raise ValueError("no place is left to patch: layers= or positions= is empty")
-    return places
+    return index.to_frame(index=False)
 
 
-def _within(number: int, size: int, what: str) -> int:
-    if not -size <= number < size:
-        raise ValueError(f"{what} {number}: there are {what}s 0 to {size - 1}")
-    return number % size
+def within(asked: Iterable[int] | None, size: int, what: str) -> list[int]:
+    """The layers or positions that are asked for, each once and in order; None for all.
+
+    Args:
+        asked: numbers; negatives count from the end.
+        size: how many there are.
+        what: "layer" or "position", for the message.
+
+    Raises:
+        ValueError: a number that lies outside, or none at all.
+    """
+    if asked is None:
+        return list(range(size))
+    numbers = list(asked)
+    outside = [number for number in numbers if not -size <= number < size]
+    if outside:
+        raise ValueError(f"{what} {outside[0]}: there are {what}s 0 to {size - 1}")
+    if not numbers:
+        raise ValueError(f"{what}s= is empty, so no place is left: None means all {what}s")
+    return sorted({number % size for number in numbers})

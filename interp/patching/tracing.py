@@ -25,6 +25,7 @@ from interp.bootstrap import mean_interval
 from interp.hooks import HookContext
 from interp.intervene import Noise
 from interp.model import ActivationCache, HookedTransformer
+from interp.patching.sweep import within
 from interp.plot.tracing import trace_grid
 from interp.rerun import BaseRun, base_run
 from interp.tokens import Tokens
@@ -131,12 +132,12 @@ def causal_trace(
         sites: of `SITES`; a model without one refuses it.
         window: layers restored at once around each, for attn_out and mlp_out (the paper takes 10); the stream is restored
             at one layer, since a later one overwrites it.
-        layers: some layers; None for all.
+        layers: some layers; negatives count from the end, None for all.
         seed: of the noise and of the bootstrap.
         progress: fn(restorations done, in all).
 
     Raises:
-        ValueError: several prompts, a subject that the prompt does not hold, an encoder, an unknown site.
+        ValueError: several prompts, a subject that the prompt does not hold, an encoder, an unknown site or layer.
     """
     if not model.cfg.causal:
         raise ValueError(f"{model.cfg.name} does not predict the next token, so there is no answer to trace")
@@ -152,7 +153,7 @@ def causal_trace(
         raise ValueError(f"causal_trace takes one prompt, got {len(tokens)}: call it for each")
     tokens = Tokens(tokens.ids[tokens.mask][None], tokens.mask[tokens.mask][None])
     start, stop = subject_span(model, tokens, subject)
-    chosen_layers = list(range(model.cfg.n_layers)) if layers is None else sorted(set(layers))
+    chosen_layers = within(layers, model.cfg.n_layers, "layer")
     names = [model.expand_sites(f"{site}:{layer}")[0] for site in wanted for layer in range(model.cfg.n_layers)]
     with torch.no_grad():
         logits, cache = model.run_with_cache(tokens, names)

@@ -169,7 +169,8 @@ def part_effects(
 
     Returns:
         part, kind (attn, mlp, head), layer, head, estimate (of heads, by the gradient), effect, low, high (95 % over
-        draws), n (draws; 0: mean ablation alone), mean_ablated, zero_ablated, kl, specific.
+        draws), n (draws; 0: mean ablation alone), mean_ablated, mean_specific, zero_ablated, kl, specific. Effect, kl and
+        specific are means over the draws where n > 0, else those of the mean ablation.
     """
     parts = Parts(question, draws, seed)
     slopes = parts.slopes()
@@ -185,8 +186,8 @@ def part_effects(
             "layer": [layer for _, _, layer, _ in names],
             "head": [head for _, _, _, head in names],
             "estimate": [slopes.get((layer, head), np.nan) for _, _, layer, head in names],
-            "effect": once[:, 0], "low": np.nan, "high": np.nan, "n": 0, "mean_ablated": once[:, 0], "zero_ablated": np.nan,
-            "kl": once[:, 1], "specific": once[:, 2],
+            "effect": once[:, 0], "low": np.nan, "high": np.nan, "n": 0, "mean_ablated": once[:, 0],
+            "mean_specific": once[:, 2], "zero_ablated": np.nan, "kl": once[:, 1], "specific": once[:, 2],
         }
     )  # fmt: skip
     size = table["effect"].abs() * table["specific"].clip(upper=2)  # general ones are of less interest

@@ -35,7 +35,8 @@ class ScanTables:
     sources: pd.DataFrame
     """The same of heads by the token that they read: layer, head, source, token, mean."""
     parts: pd.DataFrame
-    """Exact effects: part, kind, layer, head, estimate, effect, low, high, n, mean_ablated, zero_ablated, kl, specific."""
+    """Exact effects: part, kind, layer, head, estimate, effect, low, high, n, mean_ablated, mean_specific, zero_ablated, kl,
+    specific. Where n is 0 the effect is that of mean ablation, else the mean of n resample ablations."""
     heads: pd.DataFrame
     """Heads that were run, with what they are: the columns of `parts`, share, looks_at, look_pos, look_token, look_weight,
     first_weight, scores on repeated random tokens, writes."""

@@ -1,8 +1,10 @@
 """What a person should look at first: every table of a scan as sentences on one scale.
 
 The scale is the share of the answer's lead: an exact effect over the size of the logit difference of the whole model, at
-least one logit, so that a near tie does not make everything large. Where an interval is known its end nearer to zero
-counts, so a wide one ranks low. Two things lower an effect:
+least one logit, so that a near tie does not make everything large. Every part is ranked by what its mean ablation costs,
+which is run for all of them: draws are run for the strongest alone, and their interval, which says how far the effect hangs
+on what the part is replaced by, stands beside the finding and does not move it. Tokens have no mean; the mean over their
+draws is the same quantity. Two things lower an effect:
 
 - a change that meets all tokens alike (`specific` under 2) says that the part is needed for anything at all, as the first
   MLP is, and not that it tells these two tokens apart;
@@ -46,10 +48,8 @@ class Scale:
         """Logits that are an importance of 1."""
         return max(1.0, abs(self.difference))
 
-    def of(self, value: float, low: float, high: float, specific: float) -> float:
+    def of(self, value: float, specific: float) -> float:
         """Importance of an effect."""
-        if not math.isnan(low):
-            value = 0.0 if low <= 0 <= high else min(abs(low), abs(high))
         return abs(value) / self.size * min(1.0, specific / SPECIFIC) ** 2
 
 
@@ -93,6 +93,18 @@ def _moved(scale: Scale, value: float) -> str:
     return f"{lead} {'falls' if value > 0 else 'grows'} by {abs(value):.2f} logits"
 
 
+def _ablated(part: Any) -> str:
+    """Which ablation the effect of a part is of."""
+    if part.n == 0:
+        return "mean ablation, one run"
+    return f"{_drawn(part, 'random texts')}; mean ablation {part.mean_ablated:+.2f}"
+
+
+def _drawn(row: Any, what: str) -> str:
+    """How many draws an effect is the mean of, and whether they agree on its sign."""
+    return f"mean of {row.n} {what} (resample ablation)" + (", interval holds 0" if row.low <= 0 <= row.high else "")
+
+
 def _specific(value: float) -> str:
     return f"{value:.1f} times what two random tokens move apart" + ("" if value >= SPECIFIC else ": not specific")
 
@@ -100,13 +112,13 @@ def _specific(value: float) -> str:
 def _heads(scale: Scale, heads: pd.DataFrame, parts: pd.DataFrame, patched: dict[str, pd.DataFrame]) -> Iterator[Row]:
     back = {(h.layer, h.head): h.effect for h in each(patched["heads"])} if "heads" in patched else {}
     for head in each(heads):
-        importance = scale.of(head.effect, head.low, head.high, head.specific)
+        importance = scale.of(head.mean_ablated, head.mean_specific)
         looks = (
             f" From the last token it looks at “{head.look_token}” (token {head.look_pos}) with {head.look_weight:.2f}."
         )
         looks = looks if head.look_weight >= LOOK else ""
         role = _role(head)
-        check = _specific(head.specific)
+        check = f"{_ablated(head)}; {_specific(head.specific)}"
         check += "" if math.isnan(head.share) else f"; writes {head.share:+.2f} logits directly"
         whole = parts.loc[(parts["kind"] == "attn") & (parts["layer"] == head.layer), "effect"]
         check += f"; all attention of layer {head.layer} {float(whole.iloc[0]):+.2f}" if len(whole) else ""
@@ -139,19 +151,20 @@ def _layers(scale: Scale, parts: pd.DataFrame, heads: pd.DataFrame) -> Iterator[
         if part.kind == "mlp":
             look = 'interp.direct_logit_attribution(model, prompt, answer, against, by="neuron").top()'
         yield _row(
-            part.kind, part.part, scale.of(part.effect, part.low, part.high, part.specific),
+            part.kind, part.part, scale.of(part.mean_ablated, part.mean_specific),
             f"Without {words}, {_moved(scale, part.effect)}.", part.effect, "logits",
-            f"{_specific(part.specific)}; KL {part.kl:.2f} nats", look, low=part.low, high=part.high, n=part.n,
+            f"{_ablated(part)}; {_specific(part.specific)}; KL {part.kl:.2f} nats", look, low=part.low, high=part.high, n=part.n,
         )  # fmt: skip
 
 
 def _tokens(scale: Scale, tokens: pd.DataFrame) -> Iterator[Row]:
     for token in each(tokens.dropna(subset=["effect"])):
         yield _row(
-            "token", f"token {token.pos}", scale.of(token.effect, token.low, token.high, token.specific),
+            "token", f"token {token.pos}", scale.of(token.effect, token.specific),
             f"With another token in the place of “{token.token}” (token {token.pos}), {_moved(scale, token.effect)}.",
             token.effect, "logits",
-            f"{_specific(token.specific)}; KL {token.kl:.2f} nats{_FIRST if token.pos == 0 else ''}",
+            f"{_drawn(token, 'random tokens')}; {_specific(token.specific)}; KL {token.kl:.2f} nats"
+            f"{_FIRST if token.pos == 0 else ''}",
             f"interp.causal_trace(model, prompt, ({token.pos}, {token.pos + 1}), answer).plot()",
             low=token.low, high=token.high, n=token.n,
         )  # fmt: skip
@@ -216,8 +229,9 @@ def _apart(scale: Scale, parts: pd.DataFrame, heads: pd.DataFrame, direct: pd.Da
             said = f"Without {name} the lead changes by {-part.effect:+.2f} logits, of which it writes {share:+.2f} directly"
             why = "its work goes through later layers"
         yield _row(
-            "indirect", name, 0.5 * scale.of(gap, math.nan, math.nan, part.specific), f"{said}: {why}.", gap, "logits",
-            _specific(part.specific), 'interp.path_patch(model, pairs, receivers="logits", senders="all").top()',
+            "indirect", name, 0.5 * scale.of(part.mean_ablated - share, part.mean_specific), f"{said}: {why}.", gap,
+            "logits", f"{_ablated(part)}; {_specific(part.specific)}",
+            'interp.path_patch(model, pairs, receivers="logits", senders="all").top()',
         )  # fmt: skip
 
 

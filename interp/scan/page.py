@@ -100,8 +100,9 @@ def _first(report: ScanTables) -> Section:
     )
     warned = "\n\n".join(f"Beware. {warning}" for warning in report.warnings)
     text = warned + (
-        "\n\nRanked by share of the lead: the end of each interval nearer to zero, lowered where a change meets all tokens "
-        "alike. “·” is a space at the edge of a token."
+        "\n\nRanked by share of the lead: parts by their mean ablation, which all of them have, tokens by the mean of their "
+        "draws, both lowered where a change meets all tokens alike. The check says which ablation an effect is of. “·” is a "
+        "space at the edge of a token."
     )
     code = _setup(report) + _look(table)
     tables = (

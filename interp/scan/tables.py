@@ -16,6 +16,7 @@ from interp.heads import head_scores
 from interp.heads.folded import logit_products
 from interp.lens import logit_lens
 from interp.model.named_weights import head_output
+from interp.model.norm import Norm
 from interp.patching import PatchResult, attribution_patch, patch_sweep
 from interp.scan.fields import each
 from interp.scan.question import Question
@@ -146,7 +147,8 @@ def _looks(question: Question, row: Float[np.ndarray, "pos"]) -> str:
 
 def _writes(question: Question, heads: pd.DataFrame) -> list[str]:
     """The tokens whose logits rise most by what each head wrote at the last token, or fall where its share is negative; the
-    final norm's gain is in it. Nothing for heads that hardly write into the lead: theirs are no tokens."""
+    norm behind attention and the final norm's gain are in it. Nothing for heads that hardly write into the lead: theirs are
+    no tokens."""
     model = question.model
     if model.cfg.norm_placement == "post_ln":
         raise ValueError("its norms change the stream itself between one head and the next")
@@ -161,12 +163,19 @@ def _writes(question: Question, heads: pd.DataFrame) -> list[str]:
             block = blocks[head.layer]
             row = cache[f"blocks.{head.layer}.attn.hook_z"][0, -1, head.head].float()
             row = row @ head_output(block, model.cfg)[head.head].float()
-            gain = None if block.ln1_post is None else block.ln1_post.multiplier()
-            row = row if gain is None else row * gain.float()
+            row = _behind_norm(row, block.ln1_post)
             sign = 1.0 if head.share > 0 else -1.0
             ids = (sign * logit_products(model, row[None])[0]).topk(min(WRITES, model.cfg.d_vocab)).indices.tolist()
             written[head.Index] = f"{'raises' if sign > 0 else 'lowers'} " + "  ".join(question.read(i) for i in ids)
     return list(written.values())
+
+
+def _behind_norm(row: Float[torch.Tensor, "d_model"], norm: Norm | None) -> Float[torch.Tensor, "d_model"]:
+    """What a norm behind attention makes of a part of it, up to the scale: centred first, then the gain."""
+    gain = None if norm is None else norm.multiplier()
+    if norm is None or gain is None:
+        return row
+    return (row - row.mean() if norm.centred else row) * gain.float()
 
 
 # ---------------------------------------------------------------------------------------------------------- patches

@@ -122,7 +122,7 @@ def report_of(model: HookedTransformer) -> HeadReport:
     frame = frame.assign(
         effect=np.where(found, 2.5, 0.0), effect_low=0.0, effect_high=3.0, role="", verdict=np.where(found, "induction", "none")
     )  # fmt: skip
-    card = {"kind": "mean", "n_sequences_alone": 4}
+    card = {"ablation": "mean", "n_sequences_alone": 4}
     return HeadReport(frame, None, {"first_copy": 9.0, "second_copy": 1.0}, card)
 
 

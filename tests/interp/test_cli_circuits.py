@@ -127,6 +127,27 @@ def test_scores_alone_are_those_of_the_library(model: str, call: Any) -> None:
     assert "not ablated" in call("heads", model, "--scores-only")
 
 
+def test_heads_show_natural_text_diffuseness_and_weights(model: str, texts: str, call: Any) -> None:
+    options = ["--texts", texts, "--limit", "3"]
+    loaded = interp.load(model)
+    rows = pd.DataFrame(call("heads", model, "--scores-only", *options, "--weights", "--json"))
+    expected = interp.head_scores(loaded, texts=interp.load_corpus(texts).texts[:3]).to_frame()
+    assert rows["natural_induction"].tolist() == pytest.approx(expected["natural_induction"].tolist(), nan_ok=True)
+    copying = interp.copying_scores(loaded, basis="embed").to_frame()
+    assert rows["copying"].tolist() == pytest.approx(copying["effect_embed"].tolist())
+    assert rows["eigenvalue_share"].tolist() == pytest.approx(copying["eigen_embed"].tolist())
+    assert rows.loc[rows["layer"] == 0, "reads_head"].isna().all()
+    pairs = interp.head_composition(loaded, "K").to_frame()
+    for row in rows.loc[rows["layer"] > 0].itertuples():
+        best = pairs.loc[(pairs["later_layer"] == row.layer) & (pairs["later_head"] == row.head)].nlargest(1, "excess")
+        assert row.reads_head == f"L{best['earlier_layer'].iloc[0]}H{best['earlier_head'].iloc[0]}"
+    head = pd.DataFrame(call("heads", model, *options, "--rows", "2", "--random", "2", "--weights", "--json")["heads"])
+    assert {"natural_induction", "copying", "reads_head", "reads_excess", "entropy_share"} <= set(head)
+    said = call("heads", model, *options, "--scores-only", "--top", "2")
+    assert "entropy" in said
+    assert "natural" in said
+
+
 # ------------------------------------------------------------------------------------------- attribution and patching
 
 
@@ -193,6 +214,11 @@ def test_traces_and_knockouts(model: str, call: Any, tmp_path: Path) -> None:
     cut = ["knockout", model, "ab ac", "--answer", "a"]
     assert len(call(*cut, "--json")["places"]) == 4 * interp.load(model).cfg.n_layers
     assert "logit difference" in call(*cut, "--against", "d", "--plot", str(tmp_path / "cut.html"))
+    spans = call(*cut, "--queries", "3:5", "--keys", "0", "--keys", "1:3", "--json")
+    expected = interp.knockout_sweep(interp.load(model), "ab ac", "a", queries=[(3, 5)], keys=[0, (1, 3)]).to_frame()
+    assert [place["effect"] for place in spans["places"]] == pytest.approx(expected["effect"].tolist())
+    assert [(place["pos"], place["stop"]) for place in spans["places"]][:2] == [(0, 1), (1, 3)]
+    assert "when every token cannot see" in call(*cut, "--queries", "all", "--keys", "1:3")
 
 
 def test_a_circuit_has_a_report_as_text_json_and_page(model: str, call: Any, tmp_path: Path) -> None:
@@ -257,13 +283,16 @@ def test_a_scan_writes_its_page(model: str, call: Any, tmp_path: Path) -> None:
         (["patch", "m", *TASK, "--plot", "x.jpg"], ".svg"),
         (["attribute", "m", "text"], "--answer"),
         (["knockout", "m", "text"], "--answer"),
+        (["knockout", "m", "text", "--answer", "a", "--keys", "x"], "'x' is no position"),
+        (["knockout", "m", "text", "--answer", "a", "--queries", "4:4"], "'4:4' holds no position"),
         (["trace", "m", "text"], "--subject"),
         (["circuit", "m", *TASK, "--share", "2"], "--share"),
         (["lens", "m"], "TEXT"),
         (["lens", "m", "text", "--store", "runs"], "not both"),
         (["lens", "m", "text", "--lens", "nowhere"], "nowhere"),
         (["heads", "m", "--by", "inductive"], "inductive"),
-        (["heads", "m", "--scores-only", "--texts", "x"], "--scores-only"),
+        (["heads", "m", "--scores-only", "--reference", "x"], "--scores-only"),
+        (["heads", "m", "--rows", "1"], "--rows"),
         (["heads", "m", "--texts", "citees"], "cities"),
         (["diff", "m", "--texts", "cities"], "one of the two"),
         (["diff", "m", "m", "--int8", "--texts", "cities"], "one of the two"),

@@ -36,3 +36,11 @@ def test_only_the_layers_asked_for_are_kept() -> None:
     base = base_run(shaken_model("llama"), "some text", layers=[1])
     assert list(base.streams) == [1]
     assert base.copies_at_once() >= 1
+
+
+@pytest.mark.parametrize("wished", [0, -1, 1.5, True])
+def test_a_batch_of_no_runs_is_refused(wished: object) -> None:
+    base = base_run(shaken_model("llama"), "some text", layers=[1])
+    with pytest.raises(ValueError, match="at least one run"):
+        base.copies_at_once(wished)
+    assert base.copies_at_once(3) == 3

@@ -69,7 +69,7 @@ def _facts(report: HeadReport) -> tuple[pd.DataFrame, dict[str, Any]]:
     card = report.card
     facts = {
         "summary": report.summary(),
-        "kind": card.get("kind"),
+        "kind": card["ablation"],
         "n_sequences": card.get("n_sequences_alone"),
         "set_effect": report.set_effect,
     }

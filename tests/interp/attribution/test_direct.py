@@ -154,22 +154,29 @@ def test_encoders_and_edited_streams_are_refused() -> None:
         direct_logit_attribution(model, "abc", "a")
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
-def test_value_weighted_attention_is_the_length_of_what_is_moved(family: str) -> None:
-    model = shaken_model(family)
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {}),
+        ("gemma2", {}),
+        ("gpt2", {}),
+        ("gpt2", {"norm_placement": "sandwich"}),
+        ("llama", {"norm": "layer", "norm_placement": "sandwich"}),
+    ],
+)
+def test_value_weighted_attention_is_the_length_of_what_is_moved(family: str, changes: dict) -> None:
+    model = shaken_model(family, **changes)
     found = value_weighted_attention(model, "the cat", 1)[0]
     block = model.blocks[1]
     names = ["v:1", "pattern:1", *(["blocks.1.ln1_post.hook_scale"] if block.ln1_post is not None else [])]
     _, cache = model.run_with_cache("the cat", names)
     v = cache["v:1"][0].repeat_interleave(model.cfg.n_heads // model.cfg.kv_heads, 1)
     moved = torch.einsum("khv,hvd->hkd", v, block.attn.W_O)
-    expected = (
-        cache["pattern:1"][0]
-        * (moved.norm(dim=-1) if block.ln1_post is None else (moved * block.ln1_post.multiplier()).norm(dim=-1))[
-            :, None
-        ]
-    )
-    expected = expected if block.ln1_post is None else expected / cache[names[-1]][0]
+    scale = torch.ones(1, 1)
+    if block.ln1_post is not None:
+        moved = moved - moved.mean(-1, keepdim=True) if block.ln1_post.kind == "layer" else moved
+        moved, scale = moved * block.ln1_post.multiplier(), cache[names[-1]][0]
+    expected = cache["pattern:1"][0] * moved.norm(dim=-1)[:, None] / scale
     torch.testing.assert_close(found.float(), expected, atol=1e-4, rtol=1e-4)
 
 

@@ -8,7 +8,7 @@ from tiny import shaken_model
 from interp.circuits.edges import edge_attribution, load_edge_scores
 from interp.circuits.effects import edge_effects
 from interp.circuits.graph import circuit_graph
-from interp.circuits.run import circuit_runs, run_circuit, written
+from interp.circuits.run import circuit_runs, others_mean, run_circuit, written
 from interp.model import HookedTransformer
 from interp.task import PromptPairs, pair_metric, prompt_pairs
 
@@ -68,6 +68,34 @@ def test_all_edges_are_the_clean_run_and_none_the_corrupted(family: str) -> None
     assert torch.allclose(everything, measured.clean, atol=1e-4)
     assert torch.allclose(nothing, measured.corrupted, atol=1e-4)
     assert torch.allclose(runs.nothing, nothing, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "sinusoidal"])
+def test_a_pair_has_no_part_in_its_own_mean(family: str) -> None:
+    model = shaken_model(family)
+    pairs, graph = some_pairs(model, n=4), circuit_graph(model)
+    sides = [written(model, graph, tokens) for tokens in (pairs.clean, pairs.corrupted)]
+    runs = circuit_runs(model, pairs, off="mean")
+    for kind in ("senders", "streams"):
+        both = torch.stack([getattr(side, kind) for side in sides]).double().mean(0)
+        for pair in range(4):
+            rest = [other for other in range(4) if other != pair]
+            torch.testing.assert_close(
+                getattr(runs.off, kind)[:, pair].double(), both[:, rest].mean(1), rtol=1e-4, atol=1e-4
+            )
+    everything, nothing = runs.metric(np.stack([graph.allowed, np.zeros_like(graph.allowed)]))
+    assert torch.allclose(everything, pair_metric(model, pairs).clean, atol=1e-4)
+    assert torch.allclose(nothing, runs.nothing, atol=1e-4)
+
+
+def test_a_mean_over_prompts_of_unequal_length_counts_tokens() -> None:
+    values, lengths = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)), [4, 2, 3]
+    pairs = prompt_pairs(shaken_model("llama"), ["abcd", "ab", "abc"], ["bbcd", "bb", "bbc"], ["e"] * 3, ["f"] * 3)
+    mean = others_mean(values[0], values[1], pairs)
+    assert mean.shape == (3, 1, 5)
+    for pair in range(3):
+        rows = [values[side, other, : lengths[other]] for side in (0, 1) for other in range(3) if other != pair]
+        torch.testing.assert_close(mean[pair, 0], torch.cat(rows).mean(0))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

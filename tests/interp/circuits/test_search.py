@@ -8,7 +8,15 @@ import pytest
 import torch
 from tiny import shaken_model
 
-from interp.circuits import circuit_graph, circuit_report, circuit_runs, find_circuit, load_circuit, node_effects
+from interp.circuits import (
+    circuit_graph,
+    circuit_report,
+    circuit_runs,
+    edge_attribution,
+    find_circuit,
+    load_circuit,
+    node_effects,
+)  # fmt: skip
 from interp.circuits.search import random_circuits
 from interp.model import HookedTransformer
 from interp.report import render_report
@@ -40,6 +48,12 @@ def test_report_of_a_tiny_model(family: str, tmp_path: Path) -> None:
     assert circuit.checked is not None
     assert len(circuit.to_frame()) == circuit.n_edges
     assert "held-out pairs" in report.summary()
+    clear = (report.node_effects["low"] > 0) | (report.node_effects["high"] < 0)
+    chance = round(0.05 * len(clear))
+    assert (
+        f"{clear.sum()} of {len(clear)} heads and MLPs have an interval without 0 (about 5 %, {chance},"
+        in report.summary()
+    )
     assert len(report.node_effects) == len(circuit.graph.senders) - 1
     assert "Circuit" in render_report("t", report.sections())
     data = json.loads(report.save(tmp_path / "report.json").read_text())
@@ -53,6 +67,7 @@ def test_report_of_a_tiny_model(family: str, tmp_path: Path) -> None:
 def test_node_effects_are_those_of_values_put_in_by_hand(off: str) -> None:
     model = shaken_model("llama")
     pairs = some_pairs(model, n=3)
+    others = [[1, 2], [0, 2], [0, 1]]
     measured = pair_metric(model, pairs)
     frame = node_effects(model, pairs, off=off).set_index("node")
     _, clean = model.run_with_cache(pairs.clean, ["z:1", "mlp_out:0"])
@@ -60,7 +75,7 @@ def test_node_effects_are_those_of_values_put_in_by_hand(off: str) -> None:
     for name, site in (("L1H2", "z"), ("MLP 0", "mlp_out")):
         layer = 1 if site == "z" else 0
         a, b = clean[site, layer], corrupted[site, layer]
-        new = b if off == "corrupted" else ((a + b) / 2).mean(0, keepdim=True).expand_as(a)
+        new = b if off == "corrupted" else torch.stack([((a + b) / 2)[rest].mean(0) for rest in others])
 
         def put(value: torch.Tensor, ctx: object, new: torch.Tensor = new, site: str = site) -> torch.Tensor:
             if site == "mlp_out":
@@ -94,6 +109,10 @@ def test_bad_calls_are_refused() -> None:
         find_circuit(model, pairs, metric=lambda logits: logits[:, -1, 0])
     with pytest.raises(ValueError, match="n_random=-1"):
         find_circuit(model, pairs, n_random=-1)
+    with pytest.raises(ValueError, match="mean of the other pairs"):
+        node_effects(model, pairs[:1])
+    with pytest.raises(ValueError, match="mean of the other pairs"):
+        circuit_runs(model, pairs[:1], off="mean")
     with pytest.raises(ValueError, match="no head or MLP"):
         node_effects(model, pairs, nodes=[])
 
@@ -107,3 +126,17 @@ def test_capitals_need_few_edges(smollm: HookedTransformer) -> None:
     assert circuit.random.max() < 0.5
     assert circuit.agreement is not None
     assert circuit.agreement > 0.8
+
+
+def test_scores_and_circuits_of_another_model_or_metric_are_refused() -> None:
+    model, other = shaken_model("llama"), shaken_model("llama", seed=5)
+    pairs = some_pairs(model)
+    scores = edge_attribution(model, pairs[::2], method="eap")
+    with pytest.raises(ValueError, match="with other weights"):
+        find_circuit(other, pairs, scores=scores, n_random=0, n_exact=0)
+    with pytest.raises(ValueError, match="for the metric logit_diff"):
+        find_circuit(model, pairs, scores=scores, metric="log_probability", n_random=0, n_exact=0)
+    circuit = find_circuit(model, pairs, scores=scores, share=1.0, n_random=0, n_exact=0)
+    assert circuit.n_edges == scores.graph.n_edges  # a share that was named is kept whole
+    with pytest.raises(ValueError, match="with other weights"):
+        circuit_report(other, pairs, circuit=circuit, n_random=1)

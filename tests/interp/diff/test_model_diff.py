@@ -11,6 +11,8 @@ import torch
 from tiny import shaken_model, tiny_model
 
 from interp.diff import load_model_diff, model_diff
+from interp.diff.compare import _quotients
+from interp.heads import head_scores
 from interp.model import HookedTransformer, quantize_int8
 from interp.report import render_report
 from interp.tokens import Tokenizer
@@ -118,6 +120,26 @@ def test_layers_and_heads_equal_the_definition() -> None:
             assert heads.loc[(layer, head), "output"] == pytest.approx(expected, rel=1e-4)
             assert heads.loc[(layer, head), "pattern"] == pytest.approx(float(distance[head]), abs=1e-5)
     assert layers["residual_low"].isna().all()
+
+
+def test_a_quotient_that_is_none_has_no_ends() -> None:
+    above = np.array([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0]])
+    below = np.array([[2.0, 2.0, 2.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    value, low, high = _quotients(above, below, 0)
+    assert value[:2].tolist() == [1.0, 0.0]
+    assert low[0] < 1 < high[0]
+    assert (low[1], high[1]) == (0, 0)
+    assert np.isnan([value[2], low[2], high[2]]).all()
+
+
+def test_head_scores_keep_the_intervals_of_both_sides() -> None:
+    a, b = tiny_model(), tiny_model(seed=1)
+    scores = model_diff(a, b, TEXTS[0], seed=3).to_frame("scores")
+    for side, model in (("a", a), ("b", b)):
+        own = head_scores(model, seed=3).to_frame()
+        for end in ("", "_low", "_high"):
+            np.testing.assert_array_equal(scores[f"induction_{side}{end}"], own[f"induction{end}"])
+    assert not any("_null_" in str(c) and str(c).endswith(("_low", "_high")) for c in scores)
 
 
 def test_texts_keep_their_numbers() -> None:

@@ -4,14 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from tiny import tiny_model
 
-from interp.lens import logit_lens
+from interp.lens import TunedLens, TunedLensConfig, load_tuned_lens, logit_lens, train_tuned_lens
+from interp.lens.batches import text_hash
 from interp.lens.compare import compare_lenses, load_lens_comparison
 from interp.lens.jacobian import JacobianLens, fit_jacobian_lens
 from interp.model import HookedTransformer
+from interp.recording import record
 
 TEXTS = ["hello there, all", "a much longer walk by the sea", "third"]
 
@@ -86,6 +89,29 @@ def test_it_is_saved_and_drawn(tiny: HookedTransformer, lens: JacobianLens, tmp_
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ValueError, match="is not a lens comparison"):
         load_lens_comparison(tmp_path / "other.json")
+
+
+def test_texts_that_a_tuned_lens_was_trained_on_are_refused(tiny: HookedTransformer, tmp_path: Path) -> None:
+    texts = [f"words of a store, number {n}, and {n * n} more of them" for n in range(8)]
+    store = record(tiny, texts, ["resid_post:*"], path=tmp_path / "store", dtype="float32", progress=False)
+    lens = train_tuned_lens(tiny, store, config=TunedLensConfig(batch_size=64, held_out=0.25))
+    known = [text_hash(tiny.tokenizer.encode(text)) in lens.card["text_hashes"] for text in texts]
+    assert sum(known) == len(lens.card["text_hashes"]) == 6  # those held out are none of them
+    compare_lenses(tiny, [texts[known.index(False)]], [lens], skip=0)
+    again = load_tuned_lens(lens.save(tmp_path / "lens.safetensors"))
+    with pytest.raises(ValueError, match="tuned lens was fitted on text 1"):
+        compare_lenses(tiny, ["new", texts[known.index(True)]], [again], skip=0)
+    old = replace(lens, card={name: value for name, value in lens.card.items() if name != "text_hashes"})
+    compare_lenses(tiny, texts, [old], skip=0)
+
+
+def test_translators_take_both_forms_of_a_site(tiny: HookedTransformer, lens: JacobianLens) -> None:
+    rows, site = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)), "blocks.0.hook_resid_post"
+    weight, bias = torch.full((1, 32, 32), 0.1), torch.ones(1, 32)
+    for translator in (lens, TunedLens((site,), weight, bias, pd.DataFrame(), {})):
+        assert torch.equal(translator.translate(rows, "resid_post:0"), translator.translate(rows, site))
+        with pytest.raises(ValueError, match=r"resid_mid:0; it has resid_post:0"):
+            translator.translate(rows, "blocks.0.hook_resid_mid")
 
 
 def test_unfair_comparisons_are_refused(tiny: HookedTransformer, lens: JacobianLens) -> None:

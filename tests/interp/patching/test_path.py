@@ -112,3 +112,23 @@ def test_several_receivers_read_together_and_positions_limit_the_sender() -> Non
     assert not torch.allclose(whole.raw, logits.raw)
     early = path_patch(model, pairs, receivers="logits", senders=["z:0"], positions=[0])
     torch.testing.assert_close(early.raw, early.clean.expand_as(early.raw), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("receivers", ["logits", ["q:1.0", "v:1.0", "mlp_in:1"]])
+def test_a_model_in_half_precision_gives_what_its_weights_give_in_full(receivers: object) -> None:
+    model = shaken_model("llama").to(torch.bfloat16)
+    wide = shaken_model("llama").to(torch.bfloat16).to(torch.float32)
+    found, expected = (path_patch(m, telling_pairs(wide), receivers=receivers, senders="all") for m in (model, wide))
+    assert expected.raw.std() > 0
+    torch.testing.assert_close(found.raw, expected.raw, rtol=0.05, atol=0.05 * float(expected.raw.abs().max()))
+
+
+def test_a_later_receiver_reads_what_an_earlier_one_set_off() -> None:
+    model = shaken_model("llama", n_layers=3)
+    pairs = telling_pairs(model)
+    both, first, second = (
+        path_patch(model, pairs, receivers=ends, senders=["z:0"]).raw
+        for ends in (["mlp_in:1", "logits"], "mlp_in:1", "logits")
+    )
+    one = path_patch(model, pairs, receivers="mlp_in:1", senders=["z:0"])
+    assert not torch.allclose(both - one.clean, (first - one.clean) + (second - one.clean), atol=1e-2)

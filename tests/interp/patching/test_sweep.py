@@ -78,6 +78,14 @@ def test_places_where_the_runs_agree_are_those_before_the_first_difference() -> 
     assert found.to_frame().query("pos >= @first")["effect"].abs().max() > 0
 
 
+def test_a_place_that_is_named_twice_is_one_place() -> None:
+    model = shaken_model("llama")
+    pairs = telling_pairs(model)
+    last = pairs.clean.ids.shape[1] - 1
+    places = patch_sweep(model, pairs, layers=[-1, 1], positions=[-1, 4, last]).places
+    assert places.to_dict("list") == {"layer": [1, 1], "pos": [4, last]}
+
+
 def test_an_own_metric_sees_all_logits_and_gives_what_the_built_in_one_does() -> None:
     model = shaken_model("gpt2")
     pairs = telling_pairs(model)
@@ -133,6 +141,7 @@ def test_intervals_cover_the_mean_and_count_the_pairs() -> None:
         ({"by": "head"}, "does not go with"),
         ({"layers": [7]}, "layer 7"),
         ({"positions": [99]}, "position 99"),
+        ({"layers": [0, -3]}, "layer -3: there are layers 0 to 1"),
         ({"positions": []}, "no place is left"),
         ({"metric": "logits"}, "unknown"),
         ({"metric": lambda logits: logits}, "must return a tensor"),

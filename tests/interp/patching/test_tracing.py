@@ -54,5 +54,8 @@ def test_the_last_stream_brings_all_back_and_what_is_saved_is_read(tmp_path: Pat
         causal_trace(model, PROMPT, "bridge")
     with pytest.raises(ValueError, match="site 'z'"):
         causal_trace(model, PROMPT, "tower", sites="z")
+    assert set(causal_trace(model, PROMPT, "tower", n_noise=2, layers=[-1, 1]).places["layer"]) == {1}
+    with pytest.raises(ValueError, match="layer 99: there are layers 0 to 1"):
+        causal_trace(model, PROMPT, "tower", layers=[99])
     with pytest.raises(ValueError, match="next token"):
         causal_trace(shaken_model("bert"), PROMPT, "tower")

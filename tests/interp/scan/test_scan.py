@@ -14,7 +14,9 @@ from interp.model import HookedTransformer
 from interp.report import render_report
 from interp.scan import ScanReport, load_scan_report, scan_prompt
 from interp.scan.effects import Change, run_changes
+from interp.scan.findings import Scale, rank_findings
 from interp.scan.question import LONGEST, ask, random_tokens
+from interp.scan.tables import _writes
 
 PROMPT = "hello there"
 TOKEN = byte_tokenizer().to_single_token
@@ -242,3 +244,42 @@ def test_a_sweep_beyond_the_budget_is_estimated_and_says_so() -> None:
     assert (stream.loc[~stream["exact"], "effect"] == stream.loc[~stream["exact"], "estimate"]).all()
     assert any("estimated by the gradient" in note for note in report.notes)
     assert report.tokens["effect"].notna().sum() == 12
+
+
+def test_a_part_without_draws_does_not_rank_above_a_stronger_one_with_them() -> None:
+    nan = np.nan
+    rows = [
+        ("L0 MLP", 0, 1.1, 0.7, 1.5, 8, 1.2), ("L1 MLP", 1, 1.0, nan, nan, 0, 1.0), ("L2 MLP", 2, 0.9, -0.1, 1.9, 8, 0.8),
+    ]  # fmt: skip
+    parts = pd.DataFrame(rows, columns=["part", "layer", "effect", "low", "high", "n", "mean_ablated"])
+    parts = parts.assign(kind="mlp", head=-1, specific=3.0, mean_specific=3.0, kl=0.5, share=nan)
+    none = pd.DataFrame(columns=[*parts, "logprob", "p_answer"], dtype=float)
+    found = rank_findings(
+        Scale(2.0, "a", "b"), parts=parts, heads=none, tokens=none, lens=none, settle=0, direct=none, patched={}
+    )
+    assert found["place"].tolist() == ["L0 MLP", "L1 MLP", "L2 MLP"]
+    assert found["importance"].tolist() == pytest.approx([0.6, 0.5, 0.4])
+    first, second, third = found["check"]
+    assert first.startswith("mean of 8 random texts (resample ablation); mean ablation +1.20")
+    assert second.startswith("mean ablation, one run")
+    assert "interval holds 0" in third
+
+
+def test_what_a_head_writes_is_centred_before_the_gain_of_a_norm_behind_it() -> None:
+    model = shaken_model("gpt2", norm_placement="sandwich", tie_embeddings=False)
+    block = list(model.iter_blocks())[1]
+    question = ask(model, PROMPT, "P", "R")
+    frame = pd.DataFrame({"layer": [1], "head": [2], "share": [1.0]})
+    with torch.no_grad():
+        block.attn.o.weight[:, 16:24] += 100.0  # the same in all dimensions: the norm takes it out
+        z = model.run_with_cache(PROMPT, ["blocks.1.attn.hook_z"])[1]["blocks.1.attn.hook_z"][0, -1, 2]
+        written = block.attn.o.weight[:, 16:24] @ z
+
+        def behind(out: torch.Tensor) -> torch.Tensor:
+            return (out - out.mean()) * block.ln1_post.weight
+
+        final = behind(written)
+        final = final - final.mean()
+        logits = model.unembedding() @ (final * model.ln_final.weight)
+        best = question.read(int(logits.argmax()))
+    assert _writes(question, frame)[0].startswith(f"raises {best} ")
