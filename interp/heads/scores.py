@@ -26,7 +26,7 @@ from interp.heads.patterns import METRICS, OFFSETS, repeated_scores, text_places
 from interp.heads.protocol import given_tokens, repeated_tokens
 from interp.hooks import HookContext, Request, attached
 from interp.model import HookedTransformer
-from interp.model.inputs import refuse_encoder
+from interp.model.inputs import refuse_encoder, refuse_not_finite
 from interp.model.norm import accumulate
 from interp.tokens import Tokens
 
@@ -268,8 +268,11 @@ def _on_texts(
 def _run(model: HookedTransformer, x: Any, read: Any) -> Float[Tensor, "row pos d_model"]:
     """One pass over all blocks in which every layer's pattern is read and not kept; the final stream."""
     entries = [(name, read, "read") for name in model.expand_sites("pattern:*")]
+    tokens = model.tokenize(x)
     with attached(model.hook_dict, Request(entries), model.run):
-        return model(x, stop_at_layer=model.cfg.n_layers)
+        stream = model(tokens, stop_at_layer=model.cfg.n_layers)
+    refuse_not_finite(stream, tokens)
+    return stream
 
 
 def _losses(

@@ -237,7 +237,7 @@ def test_a_trajectory_is_pinned(app: str, visit: Callable[[str], Visit]) -> None
     seen.page.get_by_role("option").filter(has_text="Tower").click()
     seen.settle()
     assert "pins=" in seen.page.url
-    assert seen.page.locator("[data-testid=stVegaLiteChart]").last.get_by_text("4: ·Tower").count() == 1
+    assert seen.page.locator("[data-testid=stVegaLiteChart]").nth(1).get_by_text("4: ·Tower").count() == 1
     seen.clean()
 
 

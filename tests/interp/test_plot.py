@@ -226,7 +226,7 @@ def test_lens_grid_marks_the_first_shown_cell_that_is_settled() -> None:
 def test_lens_grid_turns_scales_round(statistic: str) -> None:
     """Full colour means near the answer, for every statistic."""
     rows = data_of(plot.lens_grid(lens_frame(["a"]), statistic, d_vocab=1000))
-    by_value = sorted(rows, key=lambda row: row[statistic])
+    by_value = sorted(rows, key=lambda row: float(row[f"said {statistic}"].replace(",", "")))
     assert by_value[0]["shade"] >= by_value[-1]["shade"]
     if statistic == "rank":
         assert by_value[0]["shade"] == pytest.approx(math.log10(1000))
@@ -290,7 +290,7 @@ def test_errors_say_what_to_mend() -> None:
     with pytest.raises(ValueError, match="no column induction; it has layer"):
         plot.head_grid(pd.DataFrame({"layer": [0], "head": [0]}))
     with pytest.raises(ValueError, match="statistic must be one of p_top1"):
-        plot.lens_grid(lens, "loss")
+        plot.lens_grid(lens, "surprise")
     with pytest.raises(ValueError, match="several rows for one layer and position"):
         plot.lens_grid(pd.concat([lens, lens]))
     with pytest.raises(ValueError, match="no rows"):
