@@ -226,6 +226,7 @@ def test_a_typed_prompt_is_analysed_and_stands_in_the_url(app: str, visit: Calla
     seen.settle()
     again = visit(seen.page.url).settle()
     for each in (seen, again):
+        each.page.locator(".chip").first.wait_for()  # the strip draws itself after the page has settled
         assert "".join(each.page.locator(".chip").all_inner_texts()) == "A·<b>bold</b>·try↵now"
         each.clean()
 
