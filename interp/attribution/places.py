@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.model import HookedTransformer
+from interp.model.vocabulary import token_id
 from interp.tokens import Tokens
 
 
@@ -141,10 +142,4 @@ def _ids(model: HookedTransformer, wanted: Any, n: int, name: str) -> Int[Tensor
     each = list(given) if isinstance(given, list | tuple) else [given] * n
     if len(each) != n:
         raise ValueError(f"there are {len(each)} entries in {name} for {n} texts: give one token, or one for each")
-    ids = [model.to_single_token(token) if isinstance(token, str) else token for token in each]
-    for token in ids:
-        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < model.cfg.d_vocab:
-            raise ValueError(
-                f"{name} must be a text that is one token, or an id in 0..{model.cfg.d_vocab - 1}, got {token!r}"
-            )
-    return torch.tensor(ids)
+    return torch.tensor([token_id(model, token, name) for token in each])

@@ -70,7 +70,7 @@ def _edges_of_layer(
 ) -> Float[Tensor, "edge pair"]:
     said = change[edges[:, 0].tolist()]  # [edge pair pos d_model]
     if layer == graph.n_layers:
-        return read_metric(measured, base, base.final + said)
+        return measured.of_streams(base, base.final + said)
     ports = [graph.receivers[receiver] for receiver in edges[:, 1].tolist()]
 
     def reach(kind: str) -> Any:
@@ -90,7 +90,7 @@ def _edges_of_layer(
 
     sites = {kind: "mlp_in" if kind == "mlp" else f"{kind}_input" for kind in {port.kind for port in ports}}
     hooks = {f"{site}:{layer}": reach(kind) for kind, site in sites.items()}
-    return read_metric(measured, base, base.stream(layer, hooks, copies=len(ports)))
+    return measured.of_streams(base, base.stream(layer, hooks, copies=len(ports)))
 
 
 def node_effects(
@@ -137,7 +137,7 @@ def node_effects(
         new = _replacement(model, pairs, name, layer, off)
         heads = [chosen[i].head for i in index]
         stream = base.stream(layer, {name: _replace(new, heads)}, copies=len(index))
-        raw[index] = read_metric(measured, base, stream)
+        raw[index] = measured.of_streams(base, stream)
         done += len(index)
         if progress is not None:
             progress(done, len(chosen))
@@ -181,13 +181,3 @@ def _replace(new: Tensor, heads: list[int]) -> Any:
         return value
 
     return replace
-
-
-def read_metric(
-    measured: PairMetric, base: BaseRun, stream: Float[Tensor, "copies pair pos d_model"]
-) -> Float[Tensor, "copies pair"]:
-    """The metric of runs side by side, fp64 on the CPU."""
-    with torch.no_grad():
-        if measured.needs_all_logits:  # of one run at a time: the logits of all tokens are large
-            return torch.stack([measured.raw(base.model.unembed_logits(one)) for one in stream]).cpu()
-        return torch.stack([measured.raw(one) for one in base.last_logits(stream)]).cpu()

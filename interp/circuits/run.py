@@ -25,7 +25,7 @@ from interp.circuits.graph import Graph, circuit_graph
 from interp.hooks import HookContext
 from interp.model import HookedTransformer
 from interp.model.block import Block
-from interp.rerun import ROWS, BaseRun, base_run
+from interp.rerun import BaseRun, base_run
 from interp.task import PairMetric, PromptPairs, pair_metric
 from interp.tokens import Tokens
 
@@ -97,7 +97,7 @@ class CircuitRuns:
 
     def __post_init__(self) -> None:
         stream = self.off.streams[-1].expand_as(self.base.final)
-        object.__setattr__(self, "nothing", self._read(stream[None])[0])
+        object.__setattr__(self, "nothing", self.measured.of_streams(self.base, stream[None])[0])
 
     def metric(
         self, kept: Bool[np.ndarray, "circuit sender receiver"], batch_size: int | None = None
@@ -112,8 +112,16 @@ class CircuitRuns:
         if outside.any():
             raise ValueError(f"{int(outside.sum())} of the kept edges do not exist in this model's graph")
         size = self.base.final.numel() * len(self.graph.senders)
-        rows = batch_size or max(1, min(ELEMENTS // size, ROWS // self.base.tokens.ids.numel()))
-        found = [self._read(self._streams(kept[start : start + rows])) for start in range(0, len(kept), rows)]
+        wished = batch_size is not None
+        rows = (
+            self.base.copies_at_once(batch_size)
+            if wished
+            else max(1, min(ELEMENTS // size, self.base.copies_at_once()))
+        )
+        found = [
+            self.measured.of_streams(self.base, self._streams(kept[start : start + rows]))
+            for start in range(0, len(kept), rows)
+        ]
         return torch.cat(found)
 
     def faithfulness(self, raw: Float[Tensor, "*circuits pair"]) -> Float[Tensor, "*circuits"]:
@@ -129,12 +137,6 @@ class CircuitRuns:
                 f"with every edge off {self.measured.name} moves by {gap:.3g} only, so there is nothing to be faithful to"
             )
         return gap
-
-    def _read(self, stream: Float[Tensor, "circuit pair pos d_model"]) -> Float[Tensor, "circuit pair"]:
-        with torch.no_grad():
-            if self.measured.needs_all_logits:
-                return torch.stack([self.measured.raw(self.model.unembed_logits(one)) for one in stream]).cpu()
-            return torch.stack([self.measured.raw(one) for one in self.base.last_logits(stream)]).cpu()
 
     def _streams(self, kept: Bool[np.ndarray, "circuit sender receiver"]) -> Tensor:
         """Final streams of some circuits."""

@@ -19,12 +19,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.heads.losses import row_losses
 from interp.heads.protocol import given_tokens, repeated_tokens
 from interp.hooks import HookContext
 from interp.intervene import reference_means
 from interp.model import HookedTransformer
 from interp.model.inputs import refuse_encoder
-from interp.model.norm import accumulate
 from interp.rerun import BaseRun, base_run
 from interp.tokens import Tokens
 
@@ -32,8 +32,6 @@ Head = tuple[int, int]
 """(layer, head)."""
 Progress = Callable[[int, int], object]
 KINDS = ("mean", "zero", "resample")
-UNEMBEDDED = 2**24
-"""Most logits held at once: 64 MB in fp32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,14 +129,7 @@ class RepeatRun:
         model, targets = self.base.model, self.base.tokens.ids[:, start + 1 : end + 1]
         rows = stream[:, :, start:end].flatten(0, 2)
         wanted = targets.expand(len(stream), -1, -1).flatten()
-        losses = []
-        with torch.no_grad():
-            for some, ids in zip(
-                *(x.split(max(1, UNEMBEDDED // model.cfg.d_vocab)) for x in (rows, wanted)), strict=True
-            ):
-                logits = accumulate(model.unembed_logits(some))
-                losses.append(logits.logsumexp(-1) - logits.gather(-1, ids[:, None])[:, 0])
-        return torch.cat(losses).double().view(*stream.shape[:2], -1).mean(-1).cpu()
+        return row_losses(model, rows, wanted).view(*stream.shape[:2], -1).mean(-1).cpu()
 
 
 def repeat_run(

@@ -27,6 +27,7 @@ from interp.heads import folded
 from interp.heads.streams import TokenStreams
 from interp.model import HookedTransformer
 from interp.model.factored import FactoredMatrix
+from interp.model.vocabulary import token_id
 from interp.plot.weights import singular_values
 
 SIDES = {"OV": ("reads", "writes"), "QK": ("query", "key")}
@@ -101,7 +102,7 @@ class HeadCircuit:
         self._check_model(model)
         if as_key and self.which == "OV":
             raise ValueError("as_key=True asks a QK circuit for its queries; this is the OV circuit")
-        own = folded.token_id(model, token)
+        own = token_id(model, token)
         with torch.no_grad():
             row = self._read(model, own, streams)
             vector = row @ (self.matrix.T if as_key else self.matrix)

@@ -30,6 +30,7 @@ from interp.heads import folded
 from interp.heads.streams import TokenStreams, token_streams
 from interp.model import HookedTransformer
 from interp.model.factored import FactoredMatrix
+from interp.model.vocabulary import token_id
 from interp.plot.weights import copying_scatter
 
 BASES = ("embed", "stream")
@@ -192,7 +193,7 @@ def _drawn(
 ) -> Int[Tensor, "token"]:
     """The tokens asked for, or a sample of the vocabulary."""
     if tokens is not None:
-        given = sorted({folded.token_id(model, token) for token in tokens})
+        given = sorted({token_id(model, token) for token in tokens})
         return torch.tensor(given, dtype=torch.long, device=model.device)
     low, high = min(1000, model.cfg.d_vocab // 4), min(40000, model.cfg.d_vocab)
     return (low + torch.randperm(high - low, generator=generator)[:n]).sort().values.to(model.device)

@@ -198,14 +198,3 @@ def logit_products(
 def token_texts(model: HookedTransformer, ids: list[int]) -> list[str]:
     """Each token by itself, or its number where the model has no tokenizer."""
     return [str(i) if model.tokenizer is None else model.tokenizer.decode([i]) for i in ids]
-
-
-def token_id(model: HookedTransformer, token: object) -> int:
-    """An id from an id or the text of one token. ValueError where it is neither."""
-    if isinstance(token, str):
-        if model.tokenizer is None:
-            raise ValueError("this model has no tokenizer: give the token's id")
-        return model.tokenizer.to_single_token(token)
-    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < model.cfg.d_vocab:
-        raise ValueError(f"a token is an id in 0..{model.cfg.d_vocab - 1} or the text of one, got {token!r}")
-    return token

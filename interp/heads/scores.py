@@ -22,20 +22,18 @@ from torch import Tensor
 
 from interp import artifact, plot
 from interp.bootstrap import mean_interval, ratio_interval
+from interp.heads.losses import row_losses
 from interp.heads.patterns import METRICS, OFFSETS, repeated_scores, text_places, text_scores, uniform_nulls
 from interp.heads.protocol import given_tokens, repeated_tokens
 from interp.hooks import HookContext, Request, attached
 from interp.model import HookedTransformer
 from interp.model.inputs import refuse_encoder, refuse_not_finite
-from interp.model.norm import accumulate
 from interp.tokens import Tokens
 
 PLACES = 2**22
 """Most numbers of one layer's patterns at once: 16 MB in fp32."""
 LONGEST = 256
 """Tokens of a text that are read where the caller does not say."""
-UNEMBEDDED = 2**24
-"""Most logits held at once: 64 MB in fp32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +219,7 @@ def _on_repeated(
 
         some = ids[rows].to(model.device)
         stream = _run(model, some, read)
-        losses[rows] = _losses(model, stream, some).cpu()
+        losses[rows] = row_losses(model, stream[:, :-1].flatten(0, 1), some[:, 1:].flatten()).view(len(rows), -1).cpu()
     by_offset = [torch.cat(layer, 1).mean(1) for layer in others]
     null = torch.stack([layer.amax(1) if layer.shape[1] else torch.zeros(cfg.n_heads) for layer in by_offset])
     copies = {
@@ -273,19 +271,6 @@ def _run(model: HookedTransformer, x: Any, read: Any) -> Float[Tensor, "row pos 
         stream = model(tokens, stop_at_layer=model.cfg.n_layers)
     refuse_not_finite(stream, tokens)
     return stream
-
-
-def _losses(
-    model: HookedTransformer, stream: Float[Tensor, "row pos d_model"], ids: Int[Tensor, "row pos"]
-) -> Float[Tensor, "row pos_less_1"]:
-    """Next-token losses, fp64; a few places' logits at a time."""
-    rows, targets = stream[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
-    size = max(1, UNEMBEDDED // model.cfg.d_vocab)
-    found = [
-        torch.nn.functional.cross_entropy(accumulate(model.unembed_logits(some)), wanted, reduction="none")
-        for some, wanted in zip(rows.split(size), targets.split(size), strict=True)
-    ]
-    return torch.cat(found).double().view(ids.shape[0], -1)
 
 
 def _cut(model: HookedTransformer, texts: list[Any], max_length: int) -> list[list[int]]:

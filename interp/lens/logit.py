@@ -23,6 +23,7 @@ from interp.lens.result import LensResult
 from interp.lens.source import Passage, run_passages, store_passages, stored_sites
 from interp.lens.translate import Translator
 from interp.model import HookedTransformer
+from interp.model.vocabulary import token_id
 from interp.store import Store
 from interp.store.lookup import whole_number
 
@@ -122,18 +123,7 @@ def _answer_ids(model: HookedTransformer, answer: Any) -> list[int]:
     if answer is None:
         return []
     given = list(answer) if isinstance(answer, Sequence) and not isinstance(answer, str) else [answer]
-    return [_answer_id(model, one) for one in given]
-
-
-def _answer_id(model: HookedTransformer, answer: Any) -> int:
-    if isinstance(answer, str):
-        if model.tokenizer is None:
-            raise ValueError("this model has no tokenizer; give the answer as a token id")
-        return model.tokenizer.to_single_token(answer)
-    number = whole_number("answer", answer)
-    if not 0 <= number < model.cfg.d_vocab:
-        raise ValueError(f"answer id {number} lies outside the vocabulary of {model.cfg.d_vocab}")
-    return number
+    return [token_id(model, one, "answer") for one in given]
 
 
 def _readable(model: HookedTransformer, ids: Sequence[int]) -> dict[int, str]:

@@ -23,8 +23,8 @@ from interp.hooks import HookContext
 from interp.intervene import HookFunction, Knockout
 from interp.intervene.knockout import span_positions
 from interp.model import HookedTransformer
+from interp.model.vocabulary import token_id, token_labels
 from interp.patching.sweep import within
-from interp.patching.tracing import answer_id, read_labels
 from interp.plot.tracing import trace_grid
 from interp.rerun import base_run
 
@@ -205,7 +205,7 @@ def _answers(model: HookedTransformer, given: Any, n: int, what: str) -> Tensor:
     rows = list(given) if isinstance(given, list | tuple) else [given] * n
     if len(rows) != n:
         raise ValueError(f"{what}= has {len(rows)} tokens for {n} prompts")
-    return torch.tensor([answer_id(model, each, what) for each in rows])
+    return torch.tensor([token_id(model, each, what) for each in rows])
 
 
 def _measures(
@@ -220,5 +220,5 @@ def _measures(
 
 def _name(model: HookedTransformer, tokens: Any, span: tuple[int, int]) -> str:
     """The tokens of a span, `…` where prompts differ."""
-    rows = [read_labels(model, tokens.row(i))[span[0] : span[1]] for i in range(len(tokens))]
+    rows = [token_labels(model, tokens.row(i))[span[0] : span[1]] for i in range(len(tokens))]
     return "".join(next(iter(set(at))) if len(set(at)) == 1 else "…" for at in zip(*rows))

@@ -189,7 +189,7 @@ def _run(
             deltas = (
                 torch.stack([_written(blocks[layer], part, layer, head, old, new) for part, layer, head in chunk]) * at
             )
-        raw[start : start + len(chunk)] = _received(model, measured, ends, base, deltas, chunk).cpu()
+        raw[start : start + len(chunk)] = _received(model, measured, ends, base, deltas, chunk)
         if progress is not None:
             progress(start + len(chunk), len(places))
     return raw
@@ -254,7 +254,4 @@ def _received(
     else:
         stream = base.final.expand(len(chunk), *base.final.shape)
     stream = stream + deltas if ends.logits else stream
-    if measured.needs_all_logits:
-        with torch.no_grad():
-            return torch.stack([measured.raw(model.unembed_logits(one)) for one in stream])
-    return torch.stack([measured.raw(one) for one in base.last_logits(stream)])
+    return measured.of_streams(base, stream)

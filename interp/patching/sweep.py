@@ -22,7 +22,7 @@ from interp import artifact
 from interp import sites as site_names
 from interp.model import HookedTransformer
 from interp.patching.result import PatchResult, shared_labels
-from interp.rerun import BaseRun, base_run
+from interp.rerun import base_run
 from interp.task import PairMetric, PromptPairs, pair_metric, prompt_pairs
 
 STREAM = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
@@ -139,7 +139,7 @@ def run_patches(
         for chunk in (live[start : start + rows] for start in range(0, len(live), rows)):
             patch = _Patches([indices[number] for number in chunk], new)
             stream = base.stream(layer, {name: patch.apply}, copies=len(chunk))
-            raw[chunk] = _read(model, measured, base, stream).cpu()
+            raw[chunk] = measured.of_streams(base, stream)
             done += len(chunk)
             if progress is not None:
                 progress(done, len(places))
@@ -147,16 +147,6 @@ def run_patches(
     if progress is not None:
         progress(len(places), len(places))
     return raw
-
-
-def _read(
-    model: HookedTransformer, measured: PairMetric, base: BaseRun, stream: Float[Tensor, "copies pair pos d_model"]
-) -> Float[Tensor, "copies pair"]:
-    """The metric of runs side by side."""
-    if measured.needs_all_logits:  # of one run at a time: the logits of all tokens are large
-        with torch.no_grad():
-            return torch.stack([measured.raw(model.unembed_logits(one)) for one in stream])
-    return torch.stack([measured.raw(one) for one in base.last_logits(stream)])
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,6 +25,7 @@ from interp.bootstrap import mean_interval
 from interp.hooks import HookContext
 from interp.intervene import Noise
 from interp.model import ActivationCache, HookedTransformer
+from interp.model.vocabulary import token_id, token_labels
 from interp.patching.sweep import within
 from interp.plot.tracing import trace_grid
 from interp.rerun import BaseRun, base_run
@@ -159,7 +160,7 @@ def causal_trace(
         logits, cache = model.run_with_cache(tokens, names)
         assert logits is not None
         clean = logits[0, -1].as_subclass(Tensor).double()
-    target = int(clean.argmax()) if answer is None else answer_id(model, answer)
+    target = int(clean.argmax()) if answer is None else token_id(model, answer, "answer")
     deviation = float(model.embed.weight.float().std()) * (model.cfg.embed_scale or 1.0)
     noise = Noise(positions=range(start, stop), scale=float(scale) * deviation, seed=seed)
     rows = Tokens(tokens.ids.repeat(n_noise, 1), tokens.mask.repeat(n_noise, 1))
@@ -186,7 +187,7 @@ def causal_trace(
     )  # fmt: skip
     return CausalTrace(
         places, found[0], found[1], read_answer(clean[None, None], target)[:, 0, 0], corrupted,
-        tuple(read_labels(model, tokens.row(0))), card,
+        tuple(token_labels(model, tokens.row(0))), card,
     )  # fmt: skip
 
 
@@ -219,22 +220,6 @@ def read_answer(logits: Float[Tensor, "*rows d_vocab"], answer: int) -> Float[Te
     """Probability and logit of a token, in fp64 on the CPU."""
     wide = logits.as_subclass(Tensor).double()
     return torch.stack([wide.softmax(-1)[..., answer], wide[..., answer]]).cpu()
-
-
-def answer_id(model: HookedTransformer, given: Any, what: str = "answer") -> int:
-    """The token of a text of one token, or an id."""
-    if isinstance(given, str):
-        if model.tokenizer is None:
-            raise ValueError(f"{what}={given!r} is a text, and the model has no tokenizer: give a token id")
-        return model.tokenizer.to_single_token(given)
-    if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < model.cfg.d_vocab:
-        raise ValueError(f"{what} must be a text of one token, or an id in 0..{model.cfg.d_vocab - 1}, got {given!r}")
-    return given
-
-
-def read_labels(model: HookedTransformer, ids: list[int]) -> list[str]:
-    """Tokens as a person reads them."""
-    return [str(i) for i in ids] if model.tokenizer is None else [v.display for v in model.tokenizer.views(ids)]
 
 
 def subject_span(model: HookedTransformer, tokens: Tokens, subject: Any) -> tuple[int, int]:

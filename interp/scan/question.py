@@ -9,6 +9,7 @@ from torch import Tensor
 
 from interp.model import HookedTransformer
 from interp.model.inputs import refuse_encoder
+from interp.model.vocabulary import token_id, token_labels
 from interp.rerun import BaseRun, base_run
 from interp.tokens import Tokens
 
@@ -83,25 +84,9 @@ def ask(model: HookedTransformer, prompt: Any, answer: Any, against: Any) -> Que
     return Question(base, tuple(read_tokens(model, tokens.row(0))), right, other, logits, chosen)
 
 
-def token_id(model: HookedTransformer, given: Any, what: str) -> int:
-    """The id of a text that is one token, or a checked id."""
-    if isinstance(given, str):
-        if model.tokenizer is None:
-            raise ValueError(f"{what}={given!r} is a text, and the model has no tokenizer: give a token id")
-        return model.tokenizer.to_single_token(given)
-    if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < model.cfg.d_vocab:
-        raise ValueError(f"{what}={given!r}: it takes a text of one token, or an id in 0..{model.cfg.d_vocab - 1}")
-    return given
-
-
 def read_tokens(model: HookedTransformer, ids: list[int]) -> list[str]:
     """Tokens of one text as a person reads them; a very long one loses its middle."""
-    if model.tokenizer is None:
-        return [str(i) for i in ids]
-    return [
-        label if len(label) <= WIDTH else f"{label[:10]}…{label[-9:]}"
-        for label in (v.display for v in model.tokenizer.views(ids))
-    ]
+    return [label if len(label) <= WIDTH else f"{label[:10]}…{label[-9:]}" for label in token_labels(model, ids)]
 
 
 def random_tokens(question: Question, draws: int, seed: int, *, keep_first: bool) -> Tokens:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from interp.bootstrap import ratio_interval
 from interp.model import HookedTransformer
-from interp.rerun import base_run
+from interp.rerun import BaseRun, base_run
 from interp.task.pairs import PromptPairs
 
 FLOORS = {"logit_diff": 0.05, "log_probability": 0.05, "probability": 0.005, "rank": 0.05, "kl": 0.005}
@@ -99,9 +99,14 @@ class PairMetric:
             return _checked(self.fn, logits, len(self.pairs))
         return _values(self.name, self.pairs, logits, self.clean_logits)
 
-    def normalised(self, raw: Float[Tensor, "*places pair"]) -> Float[Tensor, "*places pair"]:
-        """0 is the corrupted run and 1 the clean one, on average over pairs."""
-        return (raw.double() - self.corrupted) / self.gap
+    def of_streams(
+        self, base: BaseRun, streams: Float[Tensor, "copies pair pos d_model"]
+    ) -> Float[Tensor, "copies pair"]:
+        """The values of runs side by side, from their final streams; fp64 on the CPU, without gradients."""
+        with torch.no_grad():
+            if self.needs_all_logits:  # of one run at a time: the logits of all tokens are large
+                return torch.stack([self.raw(base.model.unembed_logits(one)) for one in streams]).cpu()
+            return torch.stack([self.raw(one) for one in base.last_logits(streams)]).cpu()
 
     def effect(self, raw: Float[Tensor, "*places pair"], seed: int = 0) -> Effect:
         """Mean of the normalised metric over pairs, with its interval."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Bool, Int
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from interp import artifact
 from interp.model import HookedTransformer
+from interp.model.vocabulary import token_id, token_labels
 from interp.tokens import Tokens
 
 
@@ -158,12 +158,14 @@ def prompt_pairs(
     againsts = None if against is None else _answers(model, against, n, "against")
     for i, (first, second) in enumerate(zip(*rows)):
         if len(first) != len(second):
-            _refuse_unequal(i, [_read(model, first), _read(model, second)])
+            _refuse_unequal(i, [token_labels(model, first), token_labels(model, second)])
         both = set(answers[i]) & set(againsts[i] if againsts else [])
         if both:
-            raise ValueError(f"pair {i}: {_read(model, sorted(both))} is an answer and what it is measured against")
+            raise ValueError(
+                f"pair {i}: {token_labels(model, sorted(both))} is an answer and what it is measured against"
+            )
     texts = [
-        tuple(side.texts) if side.texts is not None else tuple("".join(_read(model, row)) for row in mine)
+        tuple(side.texts) if side.texts is not None else tuple("".join(token_labels(model, row)) for row in mine)
         for side, mine in zip(sides, rows)
     ]
     return _joined(model, rows, answers, againsts, texts, name)
@@ -195,7 +197,7 @@ def _joined(
 ) -> PromptPairs:
     held = {i for side in rows for row in side for i in row} | {i for row in answers for i in row}
     held |= {i for row in againsts or [] for i in row}
-    readable = {i: _read(model, [i])[0] for i in sorted(held)}
+    readable = {i: token_labels(model, [i])[0] for i in sorted(held)}
     card = artifact.provenance(
         analysis="prompt pairs", model=model.cfg.name, tokenizer=_tokenizer_hash(model), task=name, n=len(rows[0])
     )
@@ -233,33 +235,16 @@ def _answers(model: HookedTransformer, given: Any, n: int, what: str) -> list[li
     if len(each) != n:
         raise ValueError(f"{what}= has {len(each)} values for {n} pairs; give one for all, or one for each")
     found = [
-        [_token(model, one, what) for one in (held if isinstance(held, list | tuple) else [held])] for held in each
+        [token_id(model, one, what) for one in (held if isinstance(held, list | tuple) else [held])] for held in each
     ]
     for pair, ids in enumerate(found):
         if not ids:
             raise ValueError(f"{what}= has no token for pair {pair}")
         if len(set(ids)) < len(ids):
             raise ValueError(
-                f"{what}= names a token twice for pair {pair}, which would count double: {_read(model, ids)}"
+                f"{what}= names a token twice for pair {pair}, which would count double: {token_labels(model, ids)}"
             )
     return found
-
-
-def _token(model: HookedTransformer, given: Any, what: str) -> int:
-    if isinstance(given, str):
-        if model.tokenizer is None:
-            raise ValueError(f"this model has no tokenizer; give {what}= as token ids")
-        return model.tokenizer.to_single_token(given)
-    given = given.item() if isinstance(given, np.integer) else given
-    if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < model.cfg.d_vocab:
-        raise ValueError(f"{what}= holds {given!r}; it takes texts of one token, or ids in 0..{model.cfg.d_vocab - 1}")
-    return given
-
-
-def _read(model: HookedTransformer, ids: Sequence[int]) -> list[str]:
-    if model.tokenizer is None:
-        return [str(i) for i in ids]
-    return [view.display for view in model.tokenizer.views(list(ids))]
 
 
 def _table(clean: Sequence[str], corrupted: Sequence[str]) -> pd.DataFrame:

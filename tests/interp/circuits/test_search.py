@@ -85,7 +85,7 @@ def test_node_effects_are_those_of_values_put_in_by_hand(off: str) -> None:
 
         with model.hooks({f"{site}:{layer}": put}):
             logits = model(pairs.clean)[:, -1]
-        wanted = float(measured.normalised(measured.raw(logits)).mean()) - 1
+        wanted = float((measured.raw(logits) - measured.corrupted).mean()) / measured.gap - 1
         assert frame.loc[name, "effect"] == pytest.approx(wanted, abs=1e-4)
 
 
