@@ -44,22 +44,29 @@ def read_passage(
         answers: token ids to follow; without any the final top prediction of each row is.
         k: top tokens to keep.
     """
-    step = rows_at_once(model.cfg.d_vocab)
-    parts: list[dict[str, Tensor]] = []
-    for start in range(0, len(passage.ids), step):
-        stop = start + step
-        final = log_probabilities(model, passage.take(names[-1], start, stop))
-        reader = _Reader(final, passage.following[start:stop], answers, k)
-        found: dict[str, list[Tensor]] = {}
-        for name in names:
+    n, step = len(passage.ids), rows_at_once(model.cfg.d_vocab)
+    found: dict[str, Tensor] = {}
+    for start in range(0, n, step):
+        rows = slice(start, start + step)
+        final = log_probabilities(model, passage.take(names[-1], start, start + step))
+        reader = _Reader(final, passage.following[rows], answers, k)
+        _place(found, "target_ids", reader.targets, (n,))[rows] = reader.targets
+        for site, name in enumerate(names):
             logp = final
             if name != names[-1]:
-                rows = passage.take(name, start, stop)
-                logp = log_probabilities(model, rows if lens is None else lens.translate(rows, name))
+                stream = passage.take(name, start, start + step)
+                logp = log_probabilities(model, stream if lens is None else lens.translate(stream, name))
             for key, value in reader.read(logp).items():
-                found.setdefault(key, []).append(value.cpu())
-        parts.append({key: torch.stack(value) for key, value in found.items()} | {"target_ids": reader.targets.cpu()})
-    return joined(parts)
+                _place(found, key, value, (len(names), n, *value.shape[1:]))[site, rows] = value
+    return found
+
+
+def _place(found: dict[str, Tensor], key: str, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Where a statistic is collected. Made whole at its first value: small tensors that stay alive between the large ones
+    of each step would leave holes into which the next large one does not fit, 2 GB of them in a thousand rows."""
+    if key not in found:
+        found[key] = torch.empty(shape, dtype=like.dtype)
+    return found[key]
 
 
 def joined(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
