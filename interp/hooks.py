@@ -33,8 +33,10 @@ class RunState:
     """True for real tokens."""
     prompt_len: Int[Tensor, "batch"] | None = None
     """Real tokens of each prompt, where the call has a prompt."""
+    begun: int = 0
+    """Passes begun since the model was made."""
     forwards: int = 0
-    """Passes finished since the model was made."""
+    """Passes finished."""
     last_stop: int | None = None
     """stop_at_layer of the last pass, for the message of a hook that never fired."""
     last_start: int = 0
@@ -74,10 +76,16 @@ class Handle:
     style: str
     """`native` fn(value, ctx), `lens` fn(value, hook=point); `read` fn(value, ctx) sees the value itself and must not
     change it, and `keep` is the same for a value whose gradient will be asked for; `grad` fn(gradient, hook=point) is
-    called in the backward pass."""
+    called in the backward pass. `source` and `splice` belong to an SAE in the model: fn(value, ctx) is called after all
+    others, reads the value, and in a splice returns the one that goes on."""
     fired: int = 0
     reached: bool | None = None
     """Whether an intervention found a token to act on; None for functions that do not say."""
+
+    @property
+    def last(self) -> bool:
+        """Called after the functions of other kinds, also those that are attached later."""
+        return self.style in ("source", "splice")
 
     @property
     def needs_graph(self) -> bool:
@@ -89,9 +97,11 @@ class Handle:
         self.fired += 1
         if self.needs_graph:
             value = self._in_graph(value)
-        if self.style in ("read", "keep"):
+        if self.style in ("read", "keep", "source"):
             self.fn(value, self.point.context())
             return value
+        if self.style == "splice":
+            return self.fn(value, self.point.context())
         if self.style == "grad":
             value.register_hook(lambda gradient: self.fn(gradient, hook=self.point))
             return value
@@ -130,10 +140,12 @@ class HookPoint:
         self.handles: list[Handle] = []
         self.ctx: dict[str, Any] = {}
         """Free space for TransformerLens-style functions."""
+        self.sizes: Mapping[str, int] = {}
+        """Lengths of axes that the model's configuration does not know: the latents of an SAE."""
 
     def __call__(self, value: Tensor) -> Tensor:
         if self.handles:
-            for handle in tuple(self.handles):
+            for handle in sorted(self.handles, key=lambda handle: handle.last):
                 value = handle.call(value)
         return value
 
@@ -238,7 +250,7 @@ def _check_functions(request: Request) -> None:
     """ValueError at once for what cannot be called as it will be, and not from inside the pass."""
     seen: set[int] = set()
     for name, fn, style in request.entries:
-        if id(fn) in seen or style in ("read", "keep"):
+        if id(fn) in seen or style in ("read", "keep", "source", "splice"):
             continue
         seen.add(id(fn))
         if not callable(fn):

@@ -3,6 +3,10 @@
 Full names and shapes are those of TransformerLens 2.x (`blocks.6.hook_resid_post`). Shorthand names the kind and the
 layers: `resid_post:6`, `resid_post:4-12` (both ends included), `resid_post:-1` (the last layer), `pattern:*`, `z:5.3`
 (head 3 of layer 5). Layer l means `resid_post:l`, the stream after block l.
+
+Where an SAE stands in the model (`model.splice`) its parts are sites too, named after the place that it writes to:
+`blocks.6.hook_resid_post.hook_sae_acts_post`, `resid_post.sae_acts_post:6`, and `resid_post.sae_acts_post:6.1234` for one
+latent.
 """
 
 import difflib
@@ -108,7 +112,32 @@ KINDS: tuple[SiteKind, ...] = (
     SiteKind("ln_final.scale", "ln_final.hook_scale", "batch pos 1", "what the final norm divides by"),
     SiteKind("ln_final.normalized", "ln_final.hook_normalized", "batch pos d_model", "x / scale, before gain and bias"),
 )
-_BY_KIND = {row.kind: row for row in KINDS}
+SAE_PARTS: tuple[tuple[str, str, str, bool], ...] = (
+    ("sae_input", "batch pos d_in", "what the SAE reads, heads joined", True),
+    ("sae_acts_post", "batch pos latent", "the SAE's latents", False),
+    ("sae_recons", "batch pos d_out", "the latents decoded, heads joined", False),
+    ("sae_error", "", "what the SAE leaves out: the value less its reconstruction; only with error=True", False),
+    ("sae_output", "", "what goes on from here: the value, changed by as much as the parts of the SAE were", False),
+)
+"""Parts of a spliced SAE: name, axes ("" for those of the place where it stands), meaning, whether only on request."""
+
+
+def _sae_kinds() -> list[SiteKind]:
+    """A row for each part of an SAE at each kind of place where one can stand: a vector a token, computed in any case."""
+    found = []
+    for host in KINDS:
+        if host.on_request or not re.fullmatch(r"batch pos (\w+ )?d_\w+", host.shape):
+            continue
+        for part, shape, meaning, on_request in SAE_PARTS:
+            component = 2 if part == "sae_acts_post" else None if shape else host.component
+            template = f"{host.template}.hook_{part}"
+            found.append(SiteKind(f"{host.kind}.{part}", template, shape or host.shape, meaning, on_request, component))
+    return found
+
+
+SAE_KINDS = {row.kind: row for row in _sae_kinds()}
+"""The parts of an SAE at every kind of place, by shorthand. No model has them outside `model.splice`."""
+_BY_KIND = {row.kind: row for row in KINDS} | SAE_KINDS
 _ALIASES = {
     "mlp.post": "post",
     "mlp.pre": "pre",
@@ -117,7 +146,7 @@ _ALIASES = {
     "scores": "attn_scores",
 }
 NORM_PARTS = ("ln1", "ln1_post", "ln2", "ln2_post", "ln_final")
-_BY_TEMPLATE = {row.template: row for row in KINDS}
+_BY_TEMPLATE = {row.template: row for row in _BY_KIND.values()}
 
 
 class MissingSite(ValueError):
@@ -286,7 +315,8 @@ def _unknown(site: str, available: Sequence[str]) -> str:
     if named and BLOCK + named[2] in _BY_TEMPLATE:
         return f"{site!r}: there are layers 0 to {_n_layers(available) - 1}"
     kind, colon, where = site.partition(":")
-    near = [hit + colon + where for hit in difflib.get_close_matches(kind, [*_BY_KIND, *_ALIASES], 3, 0.5)]
+    known = [*_ALIASES, *(name for name in _BY_KIND if "sae" in kind or name not in SAE_KINDS)]
+    near = [hit + colon + where for hit in difflib.get_close_matches(kind, known, 3, 0.5)]
     near += difflib.get_close_matches(site, available, 3, 0.6)
     hint = f"did you mean {', '.join(dict.fromkeys(near))}?" if near else "model.sites() lists what there is"
     return f"unknown site {site!r}; {hint}"

@@ -44,6 +44,8 @@ def get_act_name(name: Any, layer: Any = None, layer_type: Any = None) -> str:
     layer = _layer(layer)
     if layer is None and layer_type is None and ("." in name or name.startswith("hook_")):
         return sites.full_name(name)
+    if name in sites.SAE_KINDS:
+        return sites.act_name(name, layer)
     compact = re.fullmatch(r"([a-z_]+?)(\d+)([a-z]\w*)?", name)
     if compact is not None and layer is None:
         name, layer, layer_type = compact[1], int(compact[2]), compact[3] or layer_type

@@ -149,6 +149,7 @@ class ForwardPass(NamedWeights):
         run = self.run
         run.phase, run.step, run.mask, run.prompt_len = phase, step, tokens.mask, prompt_len
         run.sums = []
+        run.begun += 1
         run.positions = tokens.positions if start is None else start[:, None] + tokens.positions
 
     def _end(self, stop: int | None, start: int = 0) -> None:

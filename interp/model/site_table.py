@@ -1,5 +1,7 @@
 """The table of a model's sites: shapes, what each value is in this architecture, and why some kinds are absent."""
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from interp import sites
@@ -8,8 +10,16 @@ from interp.model.config import ModelConfig
 COLUMNS = ("site", "shorthand", "layer", "shape", "size", "meaning", "on_request")
 
 
-def site_table(cfg: ModelConfig, names: list[str]) -> pd.DataFrame:
-    """A row for each site, in the order of computation."""
+def site_table(
+    cfg: ModelConfig, names: list[str], own_sizes: Mapping[str, Mapping[str, int]] | None = None
+) -> pd.DataFrame:
+    """A row for each site, in the order of computation.
+
+    Args:
+        cfg: the architecture.
+        names: full names of the sites.
+        own_sizes: site -> lengths of axes that the configuration does not say: those of an SAE.
+    """
     size = {
         "d_model": cfg.d_model,
         "head": cfg.n_heads,
@@ -26,7 +36,8 @@ def site_table(cfg: ModelConfig, names: list[str]) -> pd.DataFrame:
         shape = kind.shape
         if cfg.latent is not None and kind.kind in ("v", "z"):
             shape = shape.replace("d_head", "d_v")
-        sizes = " ".join(str(size.get(axis, axis)) for axis in shape.split())
+        known = size | dict((own_sizes or {}).get(name, {}))
+        sizes = " ".join(str(known.get(axis, axis)) for axis in shape.split())
         meaning = own.get(kind.kind, kind.meaning)
         rows.append((name, sites.short_name(name), sites.layer_of(name), shape, sizes, meaning, kind.on_request))
     return pd.DataFrame(rows, columns=pd.Index(COLUMNS)).astype({"layer": "Int64"})
@@ -78,6 +89,8 @@ def meanings(cfg: ModelConfig) -> dict[str, str]:
 def why_missing(cfg: ModelConfig, name: str) -> str | None:
     """Why a model of this configuration lacks a site that others have; None for no reason known."""
     kind = sites.kind_of(name).kind
+    if kind in sites.SAE_KINDS:
+        return "no SAE stands there; inside `with model.splice(sae):` its parts are sites"
     norm = kind.partition(".")[0]
     attention_only = not cfg.d_mlp and cfg.experts is None
     mlp_kinds = ("resid_mid", "mlp_in", "pre", "pre_linear", "post", "mlp_out", "router_logits", "expert_weights")

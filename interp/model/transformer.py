@@ -27,6 +27,7 @@ from interp.model.moe import balance_loss
 from interp.model.norm import accumulate
 from interp.model.processed import processed
 from interp.model.site_table import computed, missing_table, site_table, why_missing
+from interp.model.splicing import Only, spliced
 from interp.tokens import Tokenizer, Tokens
 
 
@@ -277,6 +278,35 @@ class HookedTransformer(Generating):
         with attached(self.hook_dict, Request(entries), self.run):
             yield self
 
+    @contextmanager
+    def splice(
+        self,
+        saes: Any,
+        *,
+        error: bool = True,
+        error_grad: bool = False,
+        only: Only | None = None,
+        site: str | Any = None,
+        target: str | Any = None,
+    ) -> Iterator["HookedTransformer"]:
+        """Put SAEs into the model for the length of the block: their latents are sites in it; see `splicing.py`.
+
+        Args:
+            saes: an SAE, transcoder or crosscoder, or a list of them at different places.
+            error: add what the SAE leaves out. Without edits the logits are then the bare model's, bit for bit, and an edit
+                changes the value by decode(new) - decode(old). False: the reconstruction stands in at every token.
+            error_grad: let gradients run through the error as well; those before the SAEs are then the bare model's.
+            only: fn(ctx) -> [batch pos], True for the tokens at which the SAE stands; None for all.
+            site: where one SAE reads, and without `target` writes, if not where its card says.
+            target: where one transcoder writes.
+
+        Raises:
+            ValueError: no SAE, or another model's; a place that is unknown, taken, of another width or written before all is
+                read; on the way out, an SAE that no pass came to.
+        """
+        with spliced(self, saes, site, target, error=error, error_grad=error_grad, only=only):
+            yield self
+
     # Sites and weights --------------------------------------------------------------------------------------------
 
     @property
@@ -322,8 +352,9 @@ class HookedTransformer(Generating):
         Args:
             missing: the kinds of site that this model lacks instead: kind, layers, why.
         """
-        table = missing_table if missing else site_table
-        return table(self.cfg, self.site_names)
+        if missing:
+            return missing_table(self.cfg, self.site_names)
+        return site_table(self.cfg, self.site_names, {name: point.sizes for name, point in self.hook_dict.items()})
 
     @property
     def fingerprint(self) -> str:

@@ -6,7 +6,8 @@ Syed et al. 2023, arXiv 2310.10348).
 3. A patch's effect is about (new value - old value) . gradient: right as far as the metric is linear in the value.
 4. So check it: the strongest estimates and as many others are patched, and the rank agreement is printed with them.
 
-Estimates of early layers and of the first token are the worst: large changes through many norms are not linear.
+Estimates of early layers and of the first token are the worst: large changes through many norms are not linear. Latents of
+spliced SAEs are estimated too; splice several with `error_grad=True`, since a patch also changes what later ones leave out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +22,7 @@ from torch import Tensor
 from interp import sites as site_names
 from interp.model import HookedTransformer
 from interp.patching.result import PatchResult, rank_agreement, shared_labels
-from interp.patching.sweep import STREAM, check_call, given_pairs, run_patches, sweep_card, sweep_places
+from interp.patching.sweep import LATENTS, STREAM, check_call, given_pairs, run_patches, sweep_card, sweep_places
 from interp.task import PairMetric, PromptPairs, mean_effect, pair_metric
 
 
@@ -91,17 +92,17 @@ def _estimates(
     unpatched = (measured.corrupted if mode == "denoise" else measured.clean).cpu()
     raw = torch.zeros(len(places), len(pairs), dtype=torch.float64)
     for layer, name in names.items():
-        change = ((new[name] - old[name]).double() * slope[name].double()).sum(-1).cpu()
+        change = (new[name] - old[name]).double() * slope[name].double()
+        change = (change if kind in LATENTS else change.sum(-1)).cpu()
         if kind == "pattern":  # [pair head query]
             change = change.transpose(1, 2)
         by_place = change if kind in STREAM else change.permute(1, 2, 0)  # [pos head pair]
         by_place = by_place.permute(1, 0)[:, None] if kind in STREAM else by_place
-        axes = [axis for axis, column in enumerate(("pos", "head")) if column not in places]
+        columns = ("pos", "latent" if kind in LATENTS else "head")
+        axes = [axis for axis, column in enumerate(columns) if column not in places]
         by_place = by_place.sum(axes, keepdim=True) if axes else by_place
         mine = places.loc[places["layer"] == layer]
-        index = [
-            torch.tensor(mine[c].tolist()) if c in mine else torch.zeros(len(mine)).long() for c in ("pos", "head")
-        ]
+        index = [torch.tensor(mine[c].tolist()) if c in mine else torch.zeros(len(mine)).long() for c in columns]
         raw[mine.index.tolist()] = unpatched + by_place[index[0], index[1]]
     return raw
 

@@ -21,7 +21,7 @@ class PatchResult:
     """The metric of every patch, on a scale whose 0 is the corrupted run and whose 1 is the clean one."""
 
     places: pd.DataFrame
-    """What each patch replaced, a row each: layer, and pos, head or part."""
+    """What each patch replaced, a row each: layer, and pos, head, latent or part."""
     raw: Float[Tensor, "place pair"]
     """The metric itself, fp64."""
     clean: Float[Tensor, "pair"]
@@ -77,7 +77,9 @@ class PatchResult:
         return rank_agreement(both["effect_x"], both["effect_y"])
 
     def plot(self) -> alt.LayerChart | alt.Chart:
-        """Layers down, positions or heads across."""
+        """Layers down, positions or heads across. ValueError for latents, of which a grid would show nothing."""
+        if "latent" in self.places:
+            raise ValueError(f"a grid of {len(self.places)} latents cannot be read: .top(20) names the strongest")
         return patch_grid(self.to_frame(), mode=self.card["mode"])
 
     def save(self, path: str | Path) -> Path:

@@ -7,12 +7,15 @@
 3. A patch whose two values are the same in every pair changes nothing, and is not run: so it is, for one, before the
    first token that differs.
 4. Read the metric of every pair; 0 is the corrupted run and 1 the clean one, in both modes.
+
+Inside `with model.splice(saes):` the latents of SAEs can be swept too, as `resid_post.sae_acts_post`; the SAE's error stays.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
@@ -27,6 +30,7 @@ from interp.task import PairMetric, PromptPairs, pair_metric, prompt_pairs
 
 STREAM = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 BY_HEAD = ("q", "k", "v", "z", "pattern")
+LATENTS = tuple(kind for kind in site_names.SAE_KINDS if kind.endswith(".sae_acts_post"))
 MODES = ("denoise", "noise")
 Progress = Callable[[int, int], None]
 
@@ -56,12 +60,12 @@ def patch_sweep(
         pairs: the prompts; or give the four arguments that follow.
         clean, corrupted, answer, against: as `prompt_pairs` takes them.
         site: what is replaced: resid_pre, resid_mid, resid_post, attn_out, mlp_out, or of a head q, k, v, z, pattern (k and
-            v count kv heads; by position, a pattern counts its query).
+            v count kv heads; by position, a pattern counts its query); or latents of spliced SAEs, `resid_post.sae_acts_post`.
         metric: a name of `METRICS`, or fn(logits [pair pos d_vocab]) -> [pair].
         mode: "denoise" or "noise".
-        by: "pos", "head", "head_pos" (each head at each position) or "layer" (all of it). None: by position in the stream,
-            by head elsewhere.
-        layers: some layers; negatives count from the end, None for all.
+        by: "pos", "head", "head_pos" (each head at each position), "latent" (at all positions) or "layer" (all of it). None:
+            by position in the stream, by head or latent elsewhere.
+        layers: some layers; negatives count from the end, None for all (of latents: those with an SAE).
         positions: some positions, in the same way.
         batch_size: patches run at once; None for what suits a CPU.
         seed: of the bootstrap over pairs.
@@ -168,23 +172,28 @@ class _Patches:
 
 
 def _index(kind: str, place: dict[Any, int]) -> tuple[Any, ...]:
-    """Which part of a value [pair pos (head) ...], or [pair head query key], a place is."""
-    pos, head = (place.get(axis, slice(None)) for axis in ("pos", "head"))
+    """Which part of a value [pair pos (head or latent) ...], or [pair head query key], a place is."""
+    pos, part = (place.get(axis, slice(None)) for axis in ("pos", "latent" if kind in LATENTS else "head"))
     if kind in STREAM:
         return (slice(None), pos)
-    return (slice(None), head, pos) if kind == "pattern" else (slice(None), pos, head)
+    return (slice(None), part, pos) if kind == "pattern" else (slice(None), pos, part)
 
 
 def check_call(model: HookedTransformer, site: Any, mode: Any, by: Any) -> tuple[str, str]:
     """The kind of site, and by what it is parted."""
     if mode not in MODES:
         raise ValueError(f"mode={mode!r} is unknown; choose from {', '.join(MODES)}")
-    if site not in (*STREAM, *BY_HEAD):
-        raise ValueError(f"site={site!r} cannot be swept; choose from {', '.join((*STREAM, *BY_HEAD))}")
-    why = model.missing_site(f"{site}:0")
+    if site not in (*STREAM, *BY_HEAD, *LATENTS):
+        raise ValueError(
+            f"site={site!r} cannot be swept; choose from {', '.join((*STREAM, *BY_HEAD))}, or latents of a spliced SAE, such as "
+            "resid_post.sae_acts_post"
+        )
+    layer = min(_latent_sizes(model, site), default=0) if site in LATENTS else 0
+    why = model.missing_site(f"{site}:{layer}")
     if why is not None:
         raise ValueError(f"{model.cfg.name} has no {site}: {why}")
     ways = ("pos", "layer") if site in STREAM else ("head", "head_pos", "pos", "layer")
+    ways = ("latent", "pos", "layer") if site in LATENTS else ways
     if by is not None and by not in ways:
         raise ValueError(f"by={by!r} does not go with {site}; choose from {', '.join(ways)}")
     return site, by or ways[0]
@@ -198,9 +207,14 @@ def sweep_places(
     layers: Iterable[int] | None,
     positions: Sequence[int] | None,
 ) -> pd.DataFrame:
-    """All combinations of layer, position and head that are asked for."""
+    """All combinations of layer, position and head or latent that are asked for."""
     n_layers, width = model.cfg.n_layers, pairs.clean.ids.shape[1]
-    axes: list[tuple[str, list[int]]] = [("layer", within(layers, n_layers, "layer"))]
+    sizes = _latent_sizes(model, kind) if kind in LATENTS else {}
+    chosen = sorted(sizes) if layers is None and sizes else within(layers, n_layers, "layer")
+    bare = [layer for layer in chosen if layer not in sizes]
+    if kind in LATENTS and bare:
+        raise ValueError(f"layer {bare[0]} has no {kind}: SAEs stand there in layers {', '.join(map(str, sizes))}")
+    axes: list[tuple[str, list[int]]] = [("layer", chosen)]
     if "pos" in by:
         if not pairs.same_length:
             raise ValueError(
@@ -213,8 +227,19 @@ def sweep_places(
     if "head" in by:
         heads = model.cfg.kv_heads if kind in ("k", "v") else model.cfg.n_heads
         axes.append(("head", list(range(heads))))
+    if by == "latent":
+        return pd.DataFrame(
+            {"layer": np.repeat(chosen, [sizes[layer] for layer in chosen]),
+             "latent": np.concatenate([np.arange(sizes[layer]) for layer in chosen])}
+        )  # fmt: skip
     index = pd.MultiIndex.from_product([values for _, values in axes], names=[name for name, _ in axes])
     return index.to_frame(index=False)
+
+
+def _latent_sizes(model: HookedTransformer, kind: str) -> dict[int, int]:
+    """Layer -> latents of the SAE that stands there."""
+    names = {layer: site_names.full_name(f"{kind}:{layer}") for layer in range(model.cfg.n_layers)}
+    return {layer: model.hook_dict[name].sizes["latent"] for layer, name in names.items() if name in model.hook_dict}
 
 
 def within(asked: Iterable[int] | None, size: int, what: str) -> list[int]:

@@ -25,6 +25,7 @@ from interp.plot.effects import effect_bars, score_against_effect, set_against_r
 from interp.plot.grids import STATISTICS, attention_matrix, head_grid, kept_layers, lens_grid
 from interp.plot.lenses import followed_tokens, lens_comparison
 from interp.plot.patching import patch_grid
+from interp.plot.sae import latent_activations, latent_densities, latent_logits, sae_frontier, training_curves
 from interp.plot.scans import lead_bars
 from interp.plot.style import Chart, save_chart, to_html, to_png, to_svg, token_label
 from interp.plot.tracing import trace_grid
@@ -48,6 +49,9 @@ __all__ = [
     "head_differences",
     "head_grid",
     "kept_layers",
+    "latent_activations",
+    "latent_densities",
+    "latent_logits",
     "layer_curve",
     "layer_differences",
     "lead_bars",
@@ -56,6 +60,7 @@ __all__ = [
     "next_token_bars",
     "patch_grid",
     "reliability",
+    "sae_frontier",
     "save_chart",
     "score_against_effect",
     "score_pairs",
@@ -69,4 +74,5 @@ __all__ = [
     "token_differences",
     "token_label",
     "trace_grid",
+    "training_curves",
 ]

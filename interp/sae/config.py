@@ -1,23 +1,27 @@
-"""SAEConfig: every choice of one SAE training run, as one frozen, checked value."""
+"""Every choice of one training run, as one frozen, checked value: a dataclass for each kind of dictionary.
+
+`SAEConfig(kind="jumprelu", l0=40)` makes a `JumpReLUConfig`; the classes can be used by name as well.
+"""
 
 import math
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-KINDS = ("topk",)
-"""Activation rules that exist."""
+_MULTIPLE = re.compile(r"\d+(\.\d+)?x")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SAEConfig:
-    """How to train a sparse autoencoder. The defaults suit residual streams of small models (70M to 2B parameters)."""
+    """How to train a sparse dictionary. The defaults suit residual streams of small models (70M to 2B parameters).
+
+    Called by its own name it makes the class of the kind that is asked for, "topk" where none is.
+    """
 
     kind: str = "topk"
-    """Activation rule; `topk` keeps the k largest pre-activations of a row, and of those the positive ones."""
-    k: int = 32
-    """Active latents per row (L0)."""
+    """topk, batchtopk, matryoshka, jumprelu, gated or standard."""
     width: int | str = "8x"
-    """Number of latents: a count, or a multiple of d_model such as "8x"."""
+    """Number of latents: a count, or a multiple of the width of the rows such as "8x"."""
     lr: float | None = None
     """Peak learning rate of Adam. None: 2e-4 / sqrt(width / 2^14), after Gao et al. 2024. That rule is for long runs; a
     run of a few hundred steps wants up to ten times more."""
@@ -31,12 +35,10 @@ class SAEConfig:
     """Share of the steps, the last ones, over which the learning rate falls linearly to 0."""
     grad_clip: float = 1.0
     """Largest norm of the gradient of all parameters together."""
-    aux_alpha: float = 1 / 32
-    """Weight of the AuxK loss, which lets dead latents explain what the live ones leave over; 0 turns it off."""
-    k_aux: int | None = None
-    """Dead latents per row in the AuxK loss. None: d_model / 2."""
     dead_window: int | None = None
     """A latent is dead when it has not fired for this many rows. None: min(10M, 10 % of the rows of the run)."""
+    skip: bool = False
+    """Learn a linear path from input to output beside the latents: a skip transcoder. For transcoders only."""
     autocast: bool = False
     """Choose the active latents by a bfloat16 matrix product. Their values, the gradients and the weights stay fp32."""
     seed: int = 0
@@ -46,30 +48,48 @@ class SAEConfig:
     log_every: int = 10
     """Steps between lines of the metrics log; each line covers all steps since the last one."""
 
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"SAE kind {self.kind!r} does not exist; there is: {', '.join(KINDS)}")
-        if isinstance(self.width, str) and _MULTIPLE.fullmatch(self.width) is None:
-            raise ValueError(f'width is a number of latents or a multiple of d_model such as "8x", got {self.width!r}')
-        for name in ("k", "batch_size", "epochs", "checkpoint_every", "log_every"):
-            _require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        if isinstance(self.width, int):
-            _require("width", self.width, self.width >= self.k, f"at least k = {self.k}")
-        for name in ("k_aux", "dead_window"):
-            _require(name, getattr(self, name), getattr(self, name) is None or getattr(self, name) >= 1, "at least 1")
-        _require("lr", self.lr, self.lr is None or 0 < self.lr < math.inf, "above 0")
-        for name in ("warmup", "decay"):
-            _require(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "a share between 0 and 1")
-        _require("warmup + decay", self.warmup + self.decay, self.warmup + self.decay <= 1, "at most 1")
-        _require("grad_clip", self.grad_clip, self.grad_clip > 0, "above 0")
-        _require("aux_alpha", self.aux_alpha, 0 <= self.aux_alpha < math.inf, "at least 0")
+    if TYPE_CHECKING:
 
-    def n_latents(self, d_model: int) -> int:
-        """The number of latents for activations of width d_model. ValueError where k or k_aux do not fit."""
-        width = self.width if isinstance(self.width, int) else round(float(self.width[:-1]) * d_model)
-        if width < max(self.k, self.k_aux or 1):
-            raise ValueError(f"{width} latents cannot hold k = {self.k}, k_aux = {self.k_aux}: give a larger width")
-        return width
+        def __new__(cls, *, kind: str = "topk", **choices: Any) -> Any: ...
+    else:
+
+        def __new__(cls, *, kind: str | None = None, **_choices: Any) -> "SAEConfig":
+            return object.__new__(config_class(kind or "topk") if cls is SAEConfig else cls)
+
+    def __post_init__(self) -> None:
+        own = type(self).__dataclass_fields__["kind"].default
+        if config_class(self.kind) is not type(self):
+            raise ValueError(
+                f"{type(self).__name__} is of kind {own!r}: for {self.kind!r} call SAEConfig(kind={self.kind!r})"
+            )
+        object.__setattr__(self, "kind", own)
+        if isinstance(self.width, str) and _MULTIPLE.fullmatch(self.width) is None:
+            raise ValueError(
+                f'width is a number of latents or a multiple of the rows\' width such as "8x", got {self.width!r}'
+            )
+        self._at_least_one("batch_size", "epochs", "checkpoint_every", "log_every")
+        self._at_least_one("dead_window", optional=True)
+        if isinstance(self.width, int):
+            self._require("width", self.width >= 1, "at least 1")
+        self._require("lr", self.lr is None or 0 < self.lr < math.inf, "above 0")
+        for name in ("warmup", "decay"):
+            self._require(name, 0 <= getattr(self, name) <= 1, "a share between 0 and 1")
+        if self.warmup + self.decay > 1:
+            raise ValueError(f"warmup + decay must be at most 1, got {self.warmup + self.decay!r}")
+        self._require("grad_clip", self.grad_clip > 0, "above 0")
+
+    def _at_least_one(self, *names: str, optional: bool = False) -> None:
+        for name in names:
+            value = getattr(self, name)
+            self._require(name, (optional and value is None) or value >= 1, "at least 1")
+
+    def _require(self, name: str, good: bool, rule: str) -> None:
+        if not good:
+            raise ValueError(f"{name} must be {rule}, got {getattr(self, name)!r}")
+
+    def n_latents(self, d: int) -> int:
+        """The number of latents for rows of width d. ValueError where the kind's other choices do not fit."""
+        return self.width if isinstance(self.width, int) else round(float(self.width[:-1]) * d)
 
     def peak_lr(self, n_latents: int) -> float:
         """The learning rate at the top of the schedule."""
@@ -87,9 +107,151 @@ class SAEConfig:
         return self.dead_window if self.dead_window is not None else max(1, min(10_000_000, n_rows // 10))
 
 
-_MULTIPLE = re.compile(r"\d+(\.\d+)?x")
+@dataclass(frozen=True, kw_only=True)
+class TopKConfig(SAEConfig):
+    """The k largest latents of each row (Gao et al. 2024, https://arxiv.org/abs/2406.04093)."""
+
+    kind: str = "topk"
+    k: int = 32
+    """Active latents per row (L0)."""
+    aux_alpha: float = 1 / 32
+    """Weight of the AuxK loss, which lets dead latents explain what the live ones leave over; 0 turns it off."""
+    k_aux: int | None = None
+    """Dead latents per row in the AuxK loss. None: half the width of what is written."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at_least_one("k")
+        self._at_least_one("k_aux", optional=True)
+        if isinstance(self.width, int):
+            self._require("width", self.width >= self.k, f"at least k = {self.k}")
+        self._require("aux_alpha", 0 <= self.aux_alpha < math.inf, "at least 0")
+
+    def n_latents(self, d: int) -> int:
+        width = super().n_latents(d)
+        if width < max(self.k, self.k_aux or 1):
+            raise ValueError(f"{width} latents cannot hold k = {self.k}, k_aux = {self.k_aux}: give a larger width")
+        return width
 
 
-def _require(name: str, value: object, good: bool, rule: str) -> None:
-    if not good:
-        raise ValueError(f"{name} must be {rule}, got {value!r}")
+@dataclass(frozen=True, kw_only=True)
+class BatchTopKConfig(TopKConfig):
+    """The k x rows largest latents of a batch, so that a row uses as many as it needs (Bussmann et al. 2024,
+    https://arxiv.org/abs/2412.06410). Trained, it is a JumpReLU SAE with one threshold for all latents."""
+
+    kind: str = "batchtopk"
+    threshold_decay: float | None = None
+    """The threshold is the running mean of the smallest activation that a batch lets through; this share of it stays at
+    each step. None: it remembers a twentieth of the run, so that it has followed the weights when they come to rest."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        decay = self.threshold_decay
+        self._require("threshold_decay", decay is None or 0 <= decay < 1, "at least 0 and below 1")
+
+    def threshold_kept(self, n_steps: int) -> float:
+        """Share of the running threshold that stays at each step."""
+        return self.threshold_decay if self.threshold_decay is not None else 1 - 1 / min(1000, max(2, n_steps / 20))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatryoshkaConfig(BatchTopKConfig):
+    """A BatchTopK SAE of which every prefix of latents must reconstruct as well as it can, so that general features
+    come first and are not absorbed by special ones (Bussmann et al. 2025, https://arxiv.org/abs/2503.17547)."""
+
+    kind: str = "matryoshka"
+    groups: tuple[float, ...] = (1 / 16, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
+    """Share of the latents in each group; prefix i is the groups 0 to i."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "groups", tuple(float(share) for share in self.groups))
+        good = all(share > 0 for share in self.groups) and math.isclose(sum(self.groups), 1, abs_tol=1e-6)
+        self._require("groups", good, "shares above 0 that sum to 1")
+
+    def group_ends(self, n_latents: int) -> list[int]:
+        """Where each prefix ends. ValueError where a group would be empty."""
+        shares = [sum(self.groups[: i + 1]) for i in range(len(self.groups))]
+        ends = [round(share * n_latents) for share in shares]
+        if len(set(ends)) < len(ends) or ends[0] == 0:
+            raise ValueError(f"{n_latents} latents are too few for the groups {self.groups}: some would be empty")
+        return ends
+
+
+@dataclass(frozen=True, kw_only=True)
+class JumpReLUConfig(SAEConfig):
+    """A threshold for each latent, learned through a pseudo-derivative (Rajamanoharan et al. 2024,
+    https://arxiv.org/abs/2407.14435), with a penalty that brings the mean L0 to a target."""
+
+    kind: str = "jumprelu"
+    l0: float = 32.0
+    """Mean active latents per row that the penalty aims at."""
+    sparsity: float = 1.0
+    """Weight of the penalty ((L0 - l0) / l0)^2 beside a squared error per entry of rows of variance 1."""
+    l0_coefficient: float | None = None
+    """Weight of L0 itself, as in the paper; given, it takes the place of the target."""
+    sparsity_warmup: float = 0.1
+    """Share of the steps over which the penalty's weight rises linearly from 0."""
+    bandwidth: float = 0.2
+    """Width of the rectangle around a threshold in which a pre-activation moves it, in units of the scaled rows."""
+    initial_threshold: float = 2.0
+    """In units of the scaled rows, on which pre-activations begin with a spread of about 1."""
+    threshold_lr: float = 10.0
+    """Learning rate of the thresholds, as a multiple of the others'."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("l0", "bandwidth", "threshold_lr"):
+            self._require(name, 0 < getattr(self, name) < math.inf, "above 0")
+        for name in ("sparsity", "initial_threshold"):
+            self._require(name, 0 <= getattr(self, name) < math.inf, "at least 0")
+        self._require("sparsity_warmup", 0 <= self.sparsity_warmup <= 1, "a share between 0 and 1")
+        self._require("l0_coefficient", self.l0_coefficient is None or self.l0_coefficient >= 0, "at least 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandardConfig(SAEConfig):
+    """ReLU latents and an L1 penalty on them (Bricken et al. 2023)."""
+
+    kind: str = "standard"
+    l1: float = 4.0
+    """Weight of the summed activations of a row, beside its summed squared error; rows have variance 1 per dimension."""
+    initial_bias: float = -2.0
+    """Of the encoder, in units of the scaled rows, on which pre-activations begin with a spread of about 1. At 0 half of
+    the latents would fire at first, and a bias moves no further than the learning rate in a step."""
+    sparsity_warmup: float = 0.05
+    """Share of the steps over which the penalty's weight rises linearly from 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("l1", 0 <= self.l1 < math.inf, "at least 0")
+        self._require("initial_bias", math.isfinite(self.initial_bias), "finite")
+        self._require("sparsity_warmup", 0 <= self.sparsity_warmup <= 1, "a share between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedConfig(StandardConfig):
+    """A gate says whether a latent fires and carries the L1 penalty, so that values do not shrink (Rajamanoharan et al.
+    2024, https://arxiv.org/abs/2404.16014)."""
+
+    kind: str = "gated"
+
+
+KINDS: dict[str, type[SAEConfig]] = {
+    "topk": TopKConfig,
+    "batchtopk": BatchTopKConfig,
+    "matryoshka": MatryoshkaConfig,
+    "jumprelu": JumpReLUConfig,
+    "gated": GatedConfig,
+    "standard": StandardConfig,
+}
+"""Every kind that can be trained."""
+
+
+def config_class(kind: Any) -> type[SAEConfig]:
+    """The dataclass of a kind; "batch_topk", "BatchTopK" and "batchtopk" are one. ValueError where there is none."""
+    plain = re.sub(r"[-_ ]", "", str(kind).lower())
+    plain = {"matryoshkabatchtopk": "matryoshka"}.get(plain, plain)
+    if plain not in KINDS:
+        raise ValueError(f"SAE kind {kind!r} does not exist; there are: {', '.join(KINDS)}")
+    return KINDS[plain]

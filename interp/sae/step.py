@@ -1,46 +1,65 @@
-"""One training step of a TopK autoencoder, on rows scaled to variance 1 per dimension.
+"""One training step, on rows scaled to variance 1 per dimension.
 
-1. Choose the k latents with the largest pre-activations: one dense product, without gradients.
-2. Values at those latents, reconstruction, squared error per entry: sparse, with gradients (`sparse`).
-3. AuxK: the k_aux strongest dead latents reconstruct what is left over. Without b_dec, which the reconstruction holds
-   already; relative to the variance of the remainder; the remainder and the input are constants there.
+1. One dense product, without gradients, says what the encoder makes of every latent; the kind chooses from it (`kinds`).
+2. Values at those latents, reconstruction, squared error per entry: sparse, with gradients (`sparse`). A Matryoshka
+   dictionary reconstructs from every prefix of its latents, and the error is the mean over the prefixes.
+3. AuxK, for kinds that keep k latents: the k_aux strongest dead ones reconstruct what is left over. Without b_dec, which
+   the reconstruction holds already; relative to the variance of the remainder, which is a constant there.
 4. Take from the decoder's gradient the part along its own rows, clip, step of Adam, bring the rows back to length 1.
 5. Count for each latent the rows since it last fired.
+
+An SAE takes b_dec off its input, so the centre of the rows is learned; a transcoder takes off their mean. Both go into
+the bias of the encoder as it reads the rows, and the product of the whole batch needs no second pass.
 
 Gao et al. 2024, Scaling and evaluating sparse autoencoders, https://arxiv.org/abs/2406.04093, appendix A.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
-from interp.sae.config import SAEConfig
-from interp.sae.sparse import sampled_linear, sparse_decode
+from interp.sae.config import MatryoshkaConfig, SAEConfig, TopKConfig
+from interp.sae.kinds import CODES, Coded, Encoded, own_parameters
+from interp.sae.parallel import Peers
+from interp.sae.select import pattern_of_rows, top_of_rows
+from interp.sae.sparse import Pattern, linear_at, sparse_decode
 
-PARAMETERS = ("encoder", "b_enc", "W_dec", "b_dec")
+COMMON = ("encoder", "b_enc", "W_dec", "b_dec")
 
 
 @dataclass
 class TrainState:
     """What changes from step to step. Nothing is drawn at random after the start, so there is no generator in it."""
 
-    encoder: Float[Tensor, "latent d_model"]
+    encoder: Float[Tensor, "latent d_in"]
     """The transpose of W_enc: latent-major, as the sparse products want it."""
     b_enc: Float[Tensor, " latent"]
-    W_dec: Float[Tensor, "latent d_model"]
-    b_dec: Float[Tensor, " d_model"]
+    W_dec: Float[Tensor, "latent d_out"]
+    b_dec: Float[Tensor, " d_out"]
+    extra: dict[str, Tensor]
+    """The kind's own parameters, and W_skip."""
     adam: torch.optim.Adam
     rows_since_fired: Int64[Tensor, " latent"]
+    centre: Float[Tensor, " d_in"] | None
+    """What is taken off the rows that are read; None: b_dec."""
+    threshold: Float64[Tensor, ""]
+    """Running mean of the smallest activation that was let through; NaN before the first step, and for other kinds."""
+    l1_weight: Float[Tensor, "site d_out"] | None = None
+    """Of a crosscoder, which columns of the output belong to which site; None for one site."""
     step: int = 0
     """Steps done."""
+    names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = (*COMMON, *sorted(self.extra))
 
     @property
-    def parameters(self) -> list[Tensor]:
-        """In the order of PARAMETERS."""
-        return [getattr(self, name) for name in PARAMETERS]
+    def parameters(self) -> dict[str, Tensor]:
+        """Everything that is learned, by name."""
+        return {name: getattr(self, name) for name in COMMON} | {name: self.extra[name] for name in sorted(self.extra)}
 
 
 @dataclass(frozen=True)
@@ -49,6 +68,8 @@ class StepResult:
 
     loss: float
     """Squared error per entry: on rows of variance 1 per dimension, the FVU."""
+    penalty: float
+    """What the kind adds to the loss; the errors of shorter prefixes for a Matryoshka dictionary."""
     aux_loss: float
     """AuxK loss, 0 where no latent is dead."""
     active: float
@@ -59,76 +80,238 @@ class StepResult:
     """Norm of the gradient before clipping."""
 
 
-def initial_state(mean: Float64[Tensor, " d_model"], n_latents: int, config: SAEConfig) -> TrainState:
-    """Random unit decoder rows, the encoder tied to them, b_dec at the mean of the scaled rows."""
+def initial_state(
+    mean_in: Float64[Tensor, " d_in"],
+    mean_out: Float64[Tensor, " d_out"],
+    n_latents: int,
+    config: SAEConfig,
+    *,
+    same: bool = True,
+    columns: Float[Tensor, "site d_out"] | None = None,
+) -> TrainState:
+    """Random unit decoder rows, and b_dec at the mean of the scaled rows.
+
+    Args:
+        mean_in, mean_out: of the scaled rows that are read and written.
+        n_latents: how many.
+        config: kind, seed and skip path.
+        same: whether the rows that are written are those that are read. Then the encoder is tied to the decoder at the
+            start; else it is drawn as well.
+        columns: of several sites, which columns belong to which.
+    """
     generator = torch.Generator().manual_seed(config.seed)
-    W_dec = torch.randn(n_latents, len(mean), generator=generator)
+    W_dec = torch.randn(n_latents, len(mean_out), generator=generator)
     W_dec /= W_dec.norm(dim=1, keepdim=True)
-    start = (W_dec.clone(), torch.zeros(n_latents), W_dec, mean.float())
-    parameters = [tensor.requires_grad_() for tensor in start]
-    adam = torch.optim.Adam(parameters, lr=0.0, betas=(0.9, 0.999), fused=True)
-    encoder, b_enc, W_dec, b_dec = parameters
-    return TrainState(encoder, b_enc, W_dec, b_dec, adam, torch.zeros(n_latents, dtype=torch.int64))
+    encoder = W_dec.clone()
+    if not same:
+        encoder = torch.randn(n_latents, len(mean_in), generator=generator)
+        encoder /= encoder.norm(dim=1, keepdim=True)
+    extra = own_parameters(config, n_latents)
+    if config.skip:
+        extra["W_skip"] = torch.zeros(len(mean_in), len(mean_out))
+    centre = None if same else mean_in.float()
+    b_enc = torch.full((n_latents,), float(getattr(config, "initial_bias", 0.0)))
+    return state_of((encoder, b_enc, W_dec, mean_out.float()), extra, config, centre, columns)
+
+
+def state_of(
+    start: tuple[Tensor, Tensor, Tensor, Tensor],
+    extra: dict[str, Tensor],
+    config: SAEConfig,
+    centre: Tensor | None = None,
+    columns: Tensor | None = None,
+) -> TrainState:
+    """A state that begins with these parameters: encoder, b_enc, W_dec, b_dec, and the kind's own."""
+    for tensor in (*start, *extra.values()):
+        tensor.requires_grad_()
+    own = [extra[name] for name in sorted(extra) if name != "threshold"]
+    groups = [{"params": [*start, *own], "scale": 1.0}]
+    if "threshold" in extra:
+        groups.append({"params": [extra["threshold"]], "scale": getattr(config, "threshold_lr", 1.0)})
+    adam = torch.optim.Adam(groups, lr=0.0, betas=(0.9, 0.999), fused=True)
+    unfired = torch.zeros(len(start[0]), dtype=torch.int64)
+    return TrainState(
+        *start, extra, adam, unfired, centre, torch.tensor(math.nan, dtype=torch.float64), l1_weight=columns
+    )
 
 
 def train_step(
-    state: TrainState, x: Float[Tensor, "row d_model"], config: SAEConfig, *, lr: float, window: int
+    state: TrainState,
+    x: Float[Tensor, "row d_in"],
+    y: Float[Tensor, "row d_out"],
+    config: SAEConfig,
+    *,
+    lr: float,
+    window: int,
+    ramp: float = 1.0,
+    kept: float = 0.99,
+    peers: Peers = Peers(),  # noqa: B008 (frozen)
 ) -> StepResult:
-    """One step on a batch of scaled rows; changes `state`.
+    """One step on a batch of scaled rows; changes `state`. For an SAE x and y are the same tensor.
+
+    Args:
+        state: what is trained.
+        x, y: rows that are read and rows that are to be written.
+        config: kind and weights of the losses.
+        lr: learning rate of this step.
+        window: rows without firing after which a latent counts as dead.
+        ramp: share of its final weight that a sparsity penalty has.
+        kept: share of a running threshold that stays.
+        peers: the processes that make this step together.
 
     Raises:
         ValueError: the loss or a gradient is not finite. The state is then as it was before.
     """
     dead = (state.rows_since_fired >= window).nonzero().flatten()
-    loss, aux, values, index = losses(state, x, config, dead)
+    found = losses(state, x, y, config, dead, ramp)
     state.adam.zero_grad()
-    (loss + config.aux_alpha * aux).backward()
+    alpha = config.aux_alpha if isinstance(config, TopKConfig) else 0.0
+    (found.loss + found.penalty + alpha * found.aux).backward()
+    gradients = [tensor.grad for tensor in state.parameters.values() if tensor.grad is not None]
+    peers.mean_(gradients)
     assert state.W_dec.grad is not None
     with torch.no_grad():
-        along = (state.W_dec.grad * state.W_dec).sum(1, keepdim=True)
-        state.W_dec.grad -= along * state.W_dec
-    norm = torch.nn.utils.clip_grad_norm_(state.parameters, config.grad_clip)
-    result = StepResult(loss.item(), aux.item(), (values > 0).sum().item() / len(x), len(dead), norm.item())
-    if not (math.isfinite(result.loss + result.aux_loss) and math.isfinite(result.grad_norm)):
+        along = torch.linalg.vecdot(state.W_dec.grad, state.W_dec)
+        state.W_dec.grad.addcmul_(along[:, None], state.W_dec, value=-1)
+        norm = torch.nn.utils.clip_grad_norm_(list(state.parameters.values()), config.grad_clip)
+        fires = found.coded.values > 0
+        loss, penalty, aux = found.loss.item(), found.penalty.item(), found.aux.item()
+    result = StepResult(loss, penalty, aux, fires.sum().item() / len(x), len(dead), norm.item())
+    if not (math.isfinite(loss + penalty + aux) and math.isfinite(result.grad_norm)):
         raise ValueError(
-            f"step {state.step}: loss {result.loss}, AuxK loss {result.aux_loss}, gradient norm {result.grad_norm}; "
+            f"step {state.step}: loss {loss}, penalty {penalty}, AuxK loss {aux}, gradient norm {result.grad_norm}; "
             f"the rows are finite, so training diverged: lower the learning rate ({lr:.2g} at this step)"
         )
     for group in state.adam.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group["scale"]
     state.adam.step()
     with torch.no_grad():
         state.W_dec /= state.W_dec.norm(dim=1, keepdim=True)
-        state.rows_since_fired += len(x)
-        state.rows_since_fired[index[values > 0]] = 0
+        if "threshold" in state.extra:
+            state.extra["threshold"].clamp_(min=0)
+        fired = torch.zeros(len(state.rows_since_fired), dtype=torch.bool)
+        fired[found.coded.pattern.latent[fires]] = True
+        _follow_threshold(state, found.coded, kept, peers)
+        peers.any_(fired)
+        state.rows_since_fired += len(x) * peers.world_size
+        state.rows_since_fired[fired] = 0
     state.step += 1
     return result
 
 
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """The parts of the loss of a batch, with gradients."""
+
+    loss: Float[Tensor, ""]
+    """Squared error per entry."""
+    penalty: Float[Tensor, ""]
+    """What the kind adds."""
+    aux: Float[Tensor, ""]
+    """AuxK loss, 0 without dead latents."""
+    coded: Coded
+
+
 def losses(
-    state: TrainState, x: Float[Tensor, "row d_model"], config: SAEConfig, dead: Int[Tensor, " dead"]
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""], Float[Tensor, "row k"], Int[Tensor, "row k"]]:
-    """Squared error per entry, AuxK loss (0 without dead latents), and the active latents: values and which."""
-    centred = x - state.b_dec
-    pre = pre_activations(state, centred.detach(), config.autocast)
-    index = pre.topk(config.k, dim=1).indices
-    values = sampled_linear(centred, state.encoder, state.b_enc, index).relu()
-    error = x - state.b_dec - sparse_decode(values, index, state.W_dec)
-    loss = error.square().sum() / x.numel()
-    if config.aux_alpha == 0 or len(dead) == 0:
-        return loss, loss.new_zeros(()), values, index
-    k_aux = min(config.k_aux or max(1, x.shape[1] // 2), len(dead))
-    chosen = dead[pre[:, dead].topk(k_aux, dim=1).indices]
-    aux_values = sampled_linear(centred.detach(), state.encoder, state.b_enc, chosen).relu()
-    rest = error.detach()
-    missed = (rest - sparse_decode(aux_values, chosen, state.W_dec)).square().sum()
-    spread = (rest - rest.mean(0)).square().sum()
-    return loss, missed / spread.clamp_min(torch.finfo(spread.dtype).tiny), values, index
+    state: TrainState,
+    x: Float[Tensor, "row d_in"],
+    y: Float[Tensor, "row d_out"],
+    config: SAEConfig,
+    dead: Int[Tensor, " dead"],
+    ramp: float = 1.0,
+) -> Losses:
+    """The loss of a batch of scaled rows; changes nothing."""
+    batch = encoded(state, x, y, config, ramp)
+    coded = CODES[config.kind](batch, config)
+    rest = batch.y if "W_skip" not in state.extra else batch.y - _centred(state, x) @ state.extra["W_skip"]
+    penalty = coded.penalty if coded.penalty is not None else x.new_zeros(())
+    if isinstance(config, MatryoshkaConfig):
+        error, shorter = _prefix_errors(coded, state.W_dec, rest, config)
+        loss = error.square().sum() / y.numel()
+        penalty = (loss + shorter) / len(config.groups) - loss
+    else:
+        error = rest - sparse_decode(coded.values, coded.pattern, state.W_dec)
+        loss = error.square().sum() / y.numel()
+    aux = x.new_zeros(())
+    if isinstance(config, TopKConfig) and config.aux_alpha > 0 and len(dead):
+        aux = _aux_loss(state, batch, error.detach(), dead, config.k_aux or max(1, y.shape[1] // 2))
+    return Losses(loss, penalty, aux, coded)
+
+
+def encoded(
+    state: TrainState, x: Float[Tensor, "row d_in"], y: Float[Tensor, "row d_out"], config: SAEConfig, ramp: float
+) -> Encoded:
+    """A batch behind the encoder."""
+    centre = state.b_dec if state.centre is None else state.centre
+    bias = state.b_enc - state.encoder @ centre
+    offset = state.extra.get("threshold")
+    weight = None
+    if state.l1_weight is not None:
+        weight = (state.W_dec.square() @ state.l1_weight.T).sqrt().sum(1)
+    return Encoded(
+        x=x,
+        y=y - state.b_dec,
+        encoder=state.encoder,
+        bias=bias,
+        b_enc=state.b_enc,
+        pre=pre_activations(x, state.encoder, bias if offset is None else bias - offset, config.autocast),
+        offset=offset,
+        exact=not config.autocast,
+        W_dec=state.W_dec,
+        extra=state.extra,
+        l1_weight=weight,
+        ramp=ramp,
+    )
 
 
 @torch.no_grad()
-def pre_activations(state: TrainState, centred: Tensor, autocast: bool) -> Float[Tensor, "row latent"]:
-    """Every latent's pre-activation. It only chooses latents, so bfloat16 costs no precision in their values."""
+def pre_activations(
+    x: Float[Tensor, "row d_in"], encoder: Float[Tensor, "latent d_in"], bias: Float[Tensor, " latent"], autocast: bool
+) -> Float[Tensor, "row latent"]:
+    """What the encoder makes of every latent. It only chooses, so bfloat16 costs no precision in their values."""
     if autocast:
-        return torch.addmm(state.b_enc.bfloat16(), centred.bfloat16(), state.encoder.bfloat16().T)
-    return torch.addmm(state.b_enc, centred, state.encoder.T)
+        return torch.addmm(bias.bfloat16(), x.bfloat16(), encoder.bfloat16().T)
+    return torch.addmm(bias, x, encoder.T)
+
+
+def _centred(state: TrainState, x: Tensor) -> Tensor:
+    return x - (state.b_dec if state.centre is None else state.centre)
+
+
+def _prefix_errors(
+    coded: Coded, W_dec: Tensor, rest: Float[Tensor, "row d_out"], config: MatryoshkaConfig
+) -> tuple[Float[Tensor, "row d_out"], Float[Tensor, ""]]:
+    """Error of the whole dictionary, and the summed squared errors per entry of its shorter prefixes.
+
+    The latents of a row stand in order, so each group of them is a row of its own in a pattern with the same entries.
+    """
+    pattern, n_groups = coded.pattern, len(config.groups)
+    ends = torch.tensor(config.group_ends(pattern.n_latents), device=rest.device)
+    row = pattern.row * n_groups + torch.searchsorted(ends, pattern.latent, right=True)
+    counts = torch.bincount(row, minlength=pattern.n_rows * n_groups)
+    by_group = Pattern(torch.cat([counts.new_zeros(1), counts.cumsum(0)]), pattern.latent, pattern.n_latents)
+    parts = sparse_decode(coded.values, by_group, W_dec).unflatten(0, (pattern.n_rows, n_groups))
+    errors = rest[:, None] - parts.cumsum(1)
+    return errors[:, -1], errors[:, :-1].square().sum() / rest.numel()
+
+
+def _aux_loss(
+    state: TrainState, batch: Encoded, rest: Float[Tensor, "row d_out"], dead: Int[Tensor, " dead"], k: int
+) -> Float[Tensor, ""]:
+    """What the strongest dead latents miss of the remainder, relative to its variance; x is a constant here."""
+    centre = (state.b_dec if state.centre is None else state.centre).detach()
+    chosen = dead[top_of_rows(batch.pre[:, dead], min(k, len(dead)))]
+    pattern = pattern_of_rows(chosen, len(state.encoder))
+    known = pattern.at(batch.pre) if batch.exact else None
+    values = linear_at(batch.x, state.encoder, state.b_enc - state.encoder @ centre, pattern, known).relu()
+    missed = (rest - sparse_decode(values, pattern, state.W_dec)).square().sum()
+    spread = (rest - rest.mean(0)).square().sum()
+    return missed / spread.clamp_min(torch.finfo(spread.dtype).tiny)
+
+
+def _follow_threshold(state: TrainState, coded: Coded, kept: float, peers: Peers) -> None:
+    if coded.threshold is None:
+        return
+    new = coded.threshold.double()
+    peers.mean_([new])
+    state.threshold = new if state.threshold.isnan() else kept * state.threshold + (1 - kept) * new

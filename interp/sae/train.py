@@ -1,22 +1,23 @@
-"""Train a sparse autoencoder on the activations of one site.
+"""Train sparse dictionaries on the activations of a site, or of several.
 
-1. Rows: from a store (typical rows only), a tensor or batches; their mean and variance (`rows`).
-2. Scale the rows by one frozen factor to variance 1 per dimension; decoder drawn at random, encoder tied to it, b_dec
-   at the mean.
+1. Rows: from a store (typical rows only), from a model that runs over texts, a tensor or batches; their mean and
+   variance (`rows`, `live`).
+2. Scale the rows of each site by one frozen factor to variance 1 per dimension; decoder drawn at random, encoder tied
+   to it, b_dec at the mean.
 3. Steps of Adam with warm-up and decay (`step`); a line of metrics every `log_every` steps, a checkpoint every
-   `checkpoint_every` steps.
-4. Fold the scale into the biases, so that the SAE reads and writes raw activations.
+   `checkpoint_every` steps. One pass over the rows feeds as many dictionaries as are asked for.
+4. Fold the scale into the weights, so that the dictionary reads and writes raw activations (`trained`).
 
 A run that was stopped, at whatever moment, goes on from its checkpoint to bit-identical weights (same machine type and
 thread count): the checkpoint holds parameters, Adam's moments, the firing counters and the cursor of the batches, and
-nothing is drawn at random after the start.
+nothing is drawn at random after the start. Ctrl-C waits for the end of the step and saves first.
 """
 
 import dataclasses
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,41 +25,52 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from interp.artifact import atomic_write, load_artifact, provenance, save_artifact
-from interp.sae.config import SAEConfig
+from interp.artifact import atomic_write, load_artifact, save_artifact
+from interp.sae.config import BatchTopKConfig, JumpReLUConfig, SAEConfig, StandardConfig
 from interp.sae.model import SAE
-from interp.sae.rows import Resumable, TrainingRows, require_finite, training_rows
-from interp.sae.step import PARAMETERS, StepResult, TrainState, initial_state, train_step
+from interp.sae.parallel import Peers, peers
+from interp.sae.rows import Resumable, TrainingRows, training_rows
+from interp.sae.step import StepResult, TrainState, initial_state, train_step
+from interp.sae.stopping import stoppable
+from interp.sae.trained import trained_sae
 
 logger = logging.getLogger("interp.sae")
 
-_MEASURED = ("loss", "aux_loss", "active", "grad_norm")
+_MEASURED = ("loss", "penalty", "aux_loss", "active", "grad_norm")
 _ADAM = ("step", "exp_avg", "exp_avg_sq")
+_L0_TOLERANCE = 0.05
+"""How far the L0 of a learned threshold may be from k before it is said."""
 
 
 def train_sae(
     data: object,
     config: SAEConfig | None = None,
     *,
-    site: str | None = None,
+    site: str | Sequence[str] | None = None,
+    target: str | None = None,
     rows: object = None,
     checkpoint: str | os.PathLike[str] | None = None,
     log: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int], object] | None = None,
+    on_metrics: Callable[[dict[str, Any]], object] | None = None,
 ) -> SAE:
-    """Train a sparse autoencoder.
+    """Train a sparse autoencoder, a transcoder or a crosscoder.
 
     Args:
-        data: a store (its typical rows are used), a float tensor [row d_model], or batches that can be read more than
-            once, such as `store.batches(...)` or a list of tensors; their order, size and epochs are their own.
+        data: a store (its typical rows are used), `live_rows(...)`, a float tensor [row d_model], a pair of tensors for
+            a transcoder, or batches that can be read more than once, such as `store.batches(...)` or a list of tensors;
+            their order, size and epochs are their own.
         config: every choice of the run; the defaults of `SAEConfig` where None.
-        site: the place in the model. Required for a store; otherwise it only goes into the card.
+        site: the place in the model; several make a crosscoder. Required for a store; otherwise it only goes into the
+            card.
+        target: what a transcoder writes; None for a dictionary that writes what it reads.
         rows: numbers of the store rows to train on, so that other texts can be held out; None for every row. Rows that
             are not typical are left out in any case.
         checkpoint: a file to write now and then, and to go on from where it exists. It stays when training is done, so
             that the same call returns at once.
         log: a JSONL file for metrics, a line every `config.log_every` steps.
         progress: called with (steps done, steps in all) after each step.
+        on_metrics: called with each line of metrics, as a dict.
 
     Returns:
         The SAE on raw activations. Its card holds the configuration, the rows' statistics and the last metrics.
@@ -67,100 +79,234 @@ def train_sae(
         ValueError: nothing to train on, rows that are not finite or all equal, a checkpoint of another run, or a loss
             that is not finite.
     """
-    config = config or SAEConfig()
-    source = training_rows(data, config, site=site, rows=rows)
-    run = _Run(source, config, Path(checkpoint) if checkpoint else None, Path(log) if log else None)
-    for batch in run.remaining_batches():
-        run.step(batch)
-        if progress is not None:
-            progress(run.state.step, source.n_steps)
-    return run.finish()
+    found = train_saes(
+        data, [config or SAEConfig()], site=site, target=target, rows=rows, checkpoint=checkpoint, log=log,
+        progress=progress, on_metrics=on_metrics,
+    )  # fmt: skip
+    return found[0]
+
+
+def train_saes(
+    data: object,
+    configs: Sequence[SAEConfig],
+    *,
+    site: str | Sequence[str] | None = None,
+    target: str | None = None,
+    rows: object = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    log: str | os.PathLike[str] | None = None,
+    progress: Callable[[int, int], object] | None = None,
+    on_metrics: Callable[[dict[str, Any]], object] | None = None,
+) -> list[SAE]:
+    """Train several dictionaries in one pass over the same rows: a sweep of k, width or kind, or several seeds.
+
+    Args:
+        configs: one for each dictionary. The rows are drawn by the first: all need its batch_size and epochs. Each SAE
+            equals what `train_sae` makes of its config on the same batches, bit for bit.
+        data, site, target, rows, checkpoint, log, progress, on_metrics: as for `train_sae`; lines of metrics say which
+            dictionary they are of ("sae": 0, 1 ...) where there are several.
+
+    Returns:
+        An SAE per config.
+
+    Raises:
+        ValueError: no config, configs that differ in batch_size or epochs, and as for `train_sae`.
+    """
+    configs = list(configs)
+    if not configs:
+        raise ValueError("there is nothing to train: give at least one config")
+    for name in ("batch_size", "epochs", "checkpoint_every", "log_every"):
+        if len(values := {getattr(config, name) for config in configs}) > 1:
+            raise ValueError(f"configs that share their batches need one {name}, got {sorted(values)}")
+    with peers() as others:
+        rank = {} if others.world_size == 1 else {"rank": others.rank, "world_size": others.world_size}
+        source = training_rows(data, configs[0], site=site, target=target, rows=rows, **rank)
+        run = _Run(source, configs, Path(checkpoint) if checkpoint else None, Path(log) if log else None, others)
+        run.on_metrics = on_metrics
+        with stoppable() as stop:
+            for batch in run.remaining_batches():
+                run.advance(batch)
+                if progress is not None:
+                    progress(run.step, source.n_steps)
+                if stop.asked:
+                    run.save()
+                    break
+        return run.finish()
 
 
 class _Run:
-    """One run: its state, and the files that it keeps up to date."""
+    """One run: its states, and the files that it keeps up to date."""
 
-    def __init__(self, source: TrainingRows, config: SAEConfig, checkpoint: Path | None, log: Path | None) -> None:
-        self.source, self.config, self.checkpoint, self.log = source, config, checkpoint, log
-        self.n_latents = config.n_latents(source.d_model)
-        self.window = config.window(source.n_rows)
-        self.state = initial_state(source.mean * source.scale, self.n_latents, config)
-        self.sums = dict.fromkeys(_MEASURED, 0.0)
-        self.last_line: dict[str, Any] = {}
-        self.identity = {"config": dataclasses.asdict(config), "rows": source.identity}
+    def __init__(
+        self,
+        source: TrainingRows,
+        configs: list[SAEConfig],
+        checkpoint: Path | None,
+        log: Path | None,
+        others: Peers,
+    ) -> None:
+        self.source, self.configs, self.checkpoint, self.peers = source, configs, checkpoint, others
+        self.log = log if others.leads else None
+        self.on_metrics: Callable[[dict[str, Any]], object] | None = None
+        self.states = [_start(source, config) for config in configs]
+        self.sums = [dict.fromkeys(_MEASURED, 0.0) for _ in configs]
+        self.last_lines: list[dict[str, Any]] = [{} for _ in configs]
+        self.last_batch: Tensor | None = None
+        self.identity = {
+            "configs": json.loads(json.dumps([dataclasses.asdict(config) for config in configs])),
+            "rows": source.identity,
+            "processes": others.world_size,
+        }
         if checkpoint is not None and checkpoint.exists():
             self._resume(checkpoint)
-        if log is not None:
-            atomic_write(log, "".join(_lines_up_to(log, self.state.step)))
+        if self.log is not None:
+            atomic_write(self.log, "".join(_lines_up_to(self.log, self.step)))
 
-    def remaining_batches(self) -> Iterator[Tensor]:
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self.states[0].step
+
+    def remaining_batches(self) -> Iterator[Any]:
         """The batches that were not trained on yet."""
-        if self.state.step == self.source.n_steps:
+        if self.step == self.source.n_steps:
             return iter(())
         batches = self.source.batches
-        return islice(batches, 0 if isinstance(batches, Resumable) else self.state.step, None)
+        return islice(batches, 0 if isinstance(batches, Resumable) else self.step, None)
 
-    def step(self, batch: Tensor) -> None:
+    def advance(self, batch: Any) -> None:
         """Train on one batch of raw rows, then write what is due."""
-        require_finite(batch)
-        state, config = self.state, self.config
-        lr = config.lr_at(state.step, self.source.n_steps, self.n_latents)
-        result = train_step(state, batch.float() * self.source.scale, config, lr=lr, window=self.window)
-        for name in _MEASURED:
-            self.sums[name] += getattr(result, name)
-        last = state.step == self.source.n_steps
-        if last or state.step % config.log_every == 0:
-            self._log(result, lr)
-        if self.checkpoint is not None and (last or state.step % config.checkpoint_every == 0):
-            self._save(self.checkpoint)
+        source = self.source
+        x, y = source.pair(batch)
+        for number, (config, state) in enumerate(zip(self.configs, self.states, strict=True)):
+            lr = config.lr_at(state.step, source.n_steps, len(state.encoder))
+            result = train_step(
+                state, x, y, config, lr=lr, window=config.window(source.n_rows),
+                ramp=_ramp(config, state.step, source.n_steps), kept=_kept(config, source.n_steps), peers=self.peers,
+            )  # fmt: skip
+            for name in _MEASURED:
+                self.sums[number][name] += getattr(result, name)
+            if state.step == source.n_steps or state.step % config.log_every == 0:
+                self._log(number, result, lr)
+        last = self.step == source.n_steps
+        self.last_batch = x if last else None
+        if self.checkpoint is not None and (last or self.step % self.configs[0].checkpoint_every == 0):
+            self.save()
 
-    def finish(self) -> SAE:
-        """The SAE on raw activations. ValueError where the batches ended early."""
-        if self.state.step != self.source.n_steps:
+    def finish(self) -> list[SAE]:
+        """The SAEs on raw activations. ValueError where the batches ended early."""
+        source = self.source
+        if self.step != source.n_steps:
             raise ValueError(
-                f"the batches ended after {self.state.step} steps, {self.source.n_steps} were counted before: they "
+                f"the batches ended after {self.step} steps, {source.n_steps} were counted before: they "
                 "must give the same rows each time that they are read"
             )
-        return _folded(self.state, self.source, self.config, self.last_line)
+        found = [
+            trained_sae(state, source, config, line)
+            for state, config, line in zip(self.states, self.configs, self.last_lines, strict=True)
+        ]
+        if self.last_batch is not None:
+            raw = self.last_batch / source.scale_in.to(self.last_batch)
+            for sae, config in zip(found, self.configs, strict=True):
+                if isinstance(config, BatchTopKConfig):
+                    _check_l0(sae, raw, config.k)
+        return found
 
-    def _log(self, result: StepResult, lr: float) -> None:
-        n_steps = (self.state.step - 1) % self.config.log_every + 1
-        means = {name: total / n_steps for name, total in self.sums.items()}
-        self.sums = dict.fromkeys(_MEASURED, 0.0)
-        self.last_line = {"step": self.state.step, "lr": lr, "dead_share": result.n_dead / self.n_latents, **means}
-        logger.debug("step %d of %d: %s", self.state.step, self.source.n_steps, self.last_line)
+    def _log(self, number: int, result: StepResult, lr: float) -> None:
+        state = self.states[number]
+        n_steps = (state.step - 1) % self.configs[number].log_every + 1
+        means = {name: total / n_steps for name, total in self.sums[number].items()}
+        self.sums[number] = dict.fromkeys(_MEASURED, 0.0)
+        line = {"step": state.step, "lr": lr, "dead_share": result.n_dead / len(state.encoder), **means}
+        self.last_lines[number] = line
+        if len(self.states) > 1:
+            line = {"sae": number, **line}
+        logger.debug("step %d of %d: %s", state.step, self.source.n_steps, line)
         if self.log is not None:
             with self.log.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(self.last_line, sort_keys=True) + "\n")
+                file.write(json.dumps(line, sort_keys=True) + "\n")
+        if self.on_metrics is not None:
+            self.on_metrics(line)
 
-    def _save(self, path: Path) -> None:
-        state = self.state
-        tensors = {name: getattr(state, name) for name in PARAMETERS} | {"rows_since_fired": state.rows_since_fired}
-        for name, parameter in zip(PARAMETERS, state.parameters, strict=True):
-            tensors |= {f"adam.{name}.{key}": state.adam.state[parameter][key] for key in _ADAM}
-        cursor = self.source.batches.state() if isinstance(self.source.batches, Resumable) else None
-        progress = {"step": state.step, "cursor": cursor, "sums": self.sums, "last_line": self.last_line}
-        save_artifact(path, "sae_checkpoint", tensors, {**self.identity, "progress": progress})
+    def save(self) -> None:
+        """Write the checkpoint, where one was asked for."""
+        if self.checkpoint is not None and self.peers.leads:
+            tensors: dict[str, Tensor] = {}
+            for number, state in enumerate(self.states):
+                tensors |= {f"{number}.{name}": tensor for name, tensor in _tensors(state).items()}
+            thresholds = [None if s.threshold.isnan() else s.threshold.item() for s in self.states]
+            progress = {
+                "step": self.step, "cursor": self.source.state(), "sums": self.sums, "last_lines": self.last_lines,
+                "thresholds": thresholds,
+            }  # fmt: skip
+            save_artifact(self.checkpoint, "sae_checkpoint", tensors, {**self.identity, "progress": progress})
+        self.peers.wait()
 
     def _resume(self, path: Path) -> None:
         tensors, card = load_artifact(path, "sae_checkpoint")
-        for what, ours in self.identity.items():
-            differs = [key for key, value in ours.items() if key not in card[what] or card[what][key] != value]
-            if differs:
-                raise ValueError(
-                    f"the checkpoint {path} belongs to another run ({what}: {', '.join(differs)} differ): remove it, "
-                    "or choose another path"
-                )
-        progress, state = card["progress"], self.state
-        with torch.no_grad():
-            for name, parameter in zip(PARAMETERS, state.parameters, strict=True):
-                parameter.copy_(tensors[name])
-                state.adam.state[parameter] = {key: tensors[f"adam.{name}.{key}"] for key in _ADAM}
-        state.rows_since_fired, state.step = tensors["rows_since_fired"], progress["step"]
-        self.sums, self.last_line = progress["sums"], progress["last_line"]
-        if isinstance(self.source.batches, Resumable) and state.step < self.source.n_steps:
-            self.source.batches.load_state(progress["cursor"])
-        logger.info("going on at step %d of %d from %s", state.step, self.source.n_steps, path)
+        _require_same_run(path, card, self.identity)
+        progress = card["progress"]
+        for number, state in enumerate(self.states):
+            own = {name.split(".", 1)[1]: value for name, value in tensors.items() if name.startswith(f"{number}.")}
+            with torch.no_grad():
+                for name, parameter in state.parameters.items():
+                    parameter.copy_(own[name])
+                    state.adam.state[parameter] = {key: own[f"adam.{name}.{key}"] for key in _ADAM}
+            state.rows_since_fired, state.step = own["rows_since_fired"], progress["step"]
+            if progress["thresholds"][number] is not None:
+                state.threshold = torch.tensor(progress["thresholds"][number], dtype=torch.float64)
+        self.sums, self.last_lines = progress["sums"], progress["last_lines"]
+        if isinstance(self.source.batches, Resumable) and self.step < self.source.n_steps:
+            self.source.load_state(progress["cursor"])
+        logger.info("going on at step %d of %d from %s", self.step, self.source.n_steps, path)
+
+
+def _start(source: TrainingRows, config: SAEConfig) -> TrainState:
+    same = not source.is_paired
+    if config.skip and same:
+        raise ValueError("skip=True is for a transcoder, which writes another site than it reads: give target=...")
+    columns = None
+    if len(source.targets) > 1:
+        columns = torch.block_diag(*(torch.ones(1, source.widths[name]) for name in source.targets))
+    d_in, d_out = len(source.mean_in), len(source.mean_out)
+    mean_in, mean_out = source.mean_in * source.scale_in, source.mean_out * source.scale_out
+    return initial_state(mean_in, mean_out, config.n_latents(min(d_in, d_out)), config, same=same, columns=columns)
+
+
+def _ramp(config: SAEConfig, step: int, n_steps: int) -> float:
+    """Share of its final weight that a penalty has at step 0, 1 ..."""
+    if not isinstance(config, JumpReLUConfig | StandardConfig):
+        return 1.0
+    return min(1.0, (step + 1) / (round(config.sparsity_warmup * n_steps) + 1))
+
+
+def _kept(config: SAEConfig, n_steps: int) -> float:
+    return config.threshold_kept(n_steps) if isinstance(config, BatchTopKConfig) else 0.0
+
+
+def _tensors(state: TrainState) -> dict[str, Tensor]:
+    tensors = dict(state.parameters) | {"rows_since_fired": state.rows_since_fired}
+    for name, parameter in state.parameters.items():
+        tensors |= {f"adam.{name}.{key}": state.adam.state[parameter][key] for key in _ADAM}
+    return tensors
+
+
+def _require_same_run(path: Path, card: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
+    differs = []
+    for what, ours in identity.items():
+        theirs = card.get(what)
+        if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+            differs += [f"{what}: {key}" for key, value in ours.items() if theirs.get(key) != value]
+        elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+            pairs = zip(ours, theirs)
+            differs += sorted({key for mine, other in pairs for key, value in mine.items() if other.get(key) != value})
+        elif ours != theirs:
+            differs.append(what)
+    if differs:
+        raise ValueError(
+            f"the checkpoint {path} belongs to another run ({', '.join(differs)} differ): remove it, "
+            "or choose another path"
+        )
 
 
 def _lines_up_to(log: Path, step: int) -> list[str]:
@@ -171,20 +317,10 @@ def _lines_up_to(log: Path, step: int) -> list[str]:
     return [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
 
 
-def _folded(state: TrainState, source: TrainingRows, config: SAEConfig, metrics: dict[str, Any]) -> SAE:
-    """The SAE on raw activations.
-
-    On rows s x latents come out s times as large. Activations and biases divided by s give the same function of x, for
-    TopK and ReLU commute with a positive factor; so the weights stay, and decoder rows keep length 1.
-    """
-    encoder, b_enc, W_dec, b_dec = (parameter.detach().clone() for parameter in state.parameters)
-    card = {
-        **source.card,
-        "config": dataclasses.asdict(config),
-        "scale": source.scale,
-        "n_rows": source.n_rows,
-        "n_steps": source.n_steps,
-        "final": metrics,
-        "provenance": provenance(model=source.card["model"], seed=config.seed),
-    }
-    return SAE(encoder.T.contiguous(), b_enc / source.scale, W_dec, b_dec / source.scale, k=config.k, card=card)
+def _check_l0(sae: SAE, rows: Tensor, k: int) -> None:
+    l0 = sae.active(rows).counts.double().mean().item()
+    sae.card["final"] = {**sae.card["final"], "l0_of_threshold": l0}
+    if abs(l0 / k - 1) > _L0_TOLERANCE:
+        logger.warning(
+            "the learned threshold lets %.1f latents of a row fire, %d were wanted: train longer, or raise decay", l0, k
+        )

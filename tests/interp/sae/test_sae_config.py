@@ -1,17 +1,25 @@
 """The choices of a run: their rules, and what follows from them."""
 
+import dataclasses
 import itertools
+import pickle
 from typing import Any
 
 import pytest
 
 from interp.sae import SAEConfig
+from interp.sae.config import KINDS, MatryoshkaConfig, TopKConfig
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "gated"}, "'gated' does not exist; there is: topk"),
+        ({"kind": "lasso"}, "'lasso' does not exist; there are: topk, batchtopk"),
+        ({"kind": "jumprelu", "l0": 0}, "l0 must be above 0"),
+        ({"kind": "jumprelu", "sparsity_warmup": 2.0}, "sparsity_warmup must be a share"),
+        ({"kind": "gated", "l1": -1.0}, "l1 must be at least 0"),
+        ({"kind": "batchtopk", "threshold_decay": 1.0}, "threshold_decay must be at least 0 and below 1"),
+        ({"kind": "matryoshka", "groups": (0.5, 0.2)}, "shares above 0 that sum to 1"),
         ({"k": 0}, "k must be at least 1, got 0"),
         ({"width": 16}, "width must be at least k = 32, got 16"),
         ({"width": "eight"}, "such as \"8x\", got 'eight'"),
@@ -58,3 +66,30 @@ def test_the_dead_window_counts_rows() -> None:
     assert SAEConfig().window(800_000) == 80_000
     assert SAEConfig().window(10**9) == 10_000_000
     assert SAEConfig(dead_window=5).window(800_000) == 5
+
+
+@pytest.mark.parametrize(("kind", "made"), KINDS.items())
+def test_the_kind_makes_the_class(kind: str, made: type[SAEConfig]) -> None:
+    config = SAEConfig(kind=kind, width=100)
+    assert type(config) is made
+    assert config == made(width=100)
+    assert dataclasses.replace(config, seed=3).seed == 3
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+def test_a_kind_has_several_spellings_and_one_name() -> None:
+    assert SAEConfig(kind="batch_topk").kind == SAEConfig(kind="BatchTopK").kind == "batchtopk"
+    assert type(SAEConfig()) is TopKConfig
+    with pytest.raises(ValueError, match=r"TopKConfig is of kind 'topk': for 'gated' call SAEConfig\(kind='gated'\)"):
+        TopKConfig(kind="gated")
+
+
+def test_a_choice_of_another_kind_is_refused() -> None:
+    with pytest.raises(TypeError, match="l1"):
+        SAEConfig(kind="topk", l1=3.0)
+
+
+def test_groups_end_where_their_shares_do() -> None:
+    assert MatryoshkaConfig(k=4).group_ends(64) == [4, 8, 16, 32, 64]
+    with pytest.raises(ValueError, match="5 latents are too few for the groups"):
+        MatryoshkaConfig(k=4).group_ends(5)

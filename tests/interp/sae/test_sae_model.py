@@ -83,9 +83,64 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, x: Tensor) -> None:
         SAE(sae.W_enc, sae.b_enc, sae.W_dec, sae.b_dec, k=21)
     with pytest.raises(ValueError, match="there is no file"):
         load_sae(tmp_path / "none.safetensors")
-    other = save_artifact(tmp_path / "c.safetensors", "sae", {"W_enc": x}, {"architecture": "gated", "k": 1})
-    with pytest.raises(ValueError, match="architecture 'gated'"):
+    other = save_artifact(tmp_path / "c.safetensors", "sae", dict(sae.state_dict()), {"architecture": "lasso", "k": 1})
+    with pytest.raises(ValueError, match="architecture 'lasso' does not exist here"):
         load_sae(other)
+    newer = save_artifact(tmp_path / "e.safetensors", "sae", {**sae.state_dict(), "W_new": x}, {"k": 1})
+    with pytest.raises(ValueError, match="W_new, which no SAE has here"):
+        load_sae(newer)
     part = save_artifact(tmp_path / "d.safetensors", "sae", {"W_enc": x}, {"architecture": "topk", "k": 1})
     with pytest.raises(ValueError, match="lacks W_dec, b_dec, b_enc"):
         load_sae(part)
+
+
+@pytest.mark.parametrize("architecture", ["topk", "relu", "jumprelu", "gated"])
+def test_each_architecture_by_its_definition(architecture: str, x: Tensor, tmp_path: Path) -> None:
+    base, generator = random_sae(), torch.Generator().manual_seed(5)
+    more = {name: torch.rand(20, generator=generator) for name in ("threshold", "b_mag", "r_mag")}
+    given = {"topk": {"k": 4}, "jumprelu": {"threshold": more.pop("threshold")}, "gated": more}
+    W_enc, b_enc, W_dec, b_dec = (getattr(base, name).data for name in ("W_enc", "b_enc", "W_dec", "b_dec"))
+    sae = SAE(W_enc, b_enc, W_dec, b_dec, architecture=architecture, **given.get(architecture, {}))
+    pre = (x - b_dec) @ W_enc + b_enc
+    expected = {
+        "topk": pre.relu() * (pre >= pre.topk(4).values[:, -1:]),
+        "relu": pre.relu(),
+        "jumprelu": pre.relu() * (pre > given["jumprelu"]["threshold"]),
+        "gated": (pre > 0) * (((x - b_dec) @ W_enc) * more["r_mag"].exp() + more["b_mag"]).relu(),
+    }[architecture]
+    torch.testing.assert_close(sae.encode(x), expected)
+    torch.testing.assert_close(sae(x), expected @ W_dec + b_dec)
+    active = sae.active(x)
+    assert (active.values > 0).all()
+    assert torch.equal(active.counts, (sae.encode(x) > 0).sum(1))
+    again = load_sae(sae.save(tmp_path / "sae.safetensors"))
+    assert again.architecture == architecture
+    assert torch.equal(again(x), sae(x))
+
+
+def test_a_transcoder_writes_other_sites_than_it_reads(x: Tensor, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(6)
+    shapes = ((6, 20), (20,), (20, 4), (4,), (6, 4))
+    W_enc, b_enc, W_dec, b_dec, W_skip = (torch.randn(*shape, generator=generator) for shape in shapes)
+    card = {"sites": ["blocks.1.ln2.hook_normalized"], "targets": ["blocks.1.hook_mlp_out"]}
+    sae = SAE(W_enc, b_enc, W_dec, b_dec, k=3, W_skip=W_skip, card=card)
+    pre = x @ W_enc + b_enc
+    latents = pre.relu() * (pre >= pre.topk(3).values[:, -1:])
+    torch.testing.assert_close(sae(x), latents @ W_dec + b_dec + x @ W_skip)
+    assert (sae.d_in, sae.d_out, sae.is_transcoder, sae.site) == (6, 4, True, "blocks.1.ln2.hook_normalized")
+    again = load_sae(sae.save(tmp_path / "t.safetensors"))
+    assert torch.equal(again(x), sae(x))
+    assert again.targets == ("blocks.1.hook_mlp_out",)
+    with pytest.raises(ValueError, match="cannot be taken off the input"):
+        SAE(W_enc, b_enc, W_dec, b_dec, k=3, apply_b_dec_to_input=True)
+    with pytest.raises(ValueError, match="W_skip has the shape"):
+        SAE(W_enc, b_enc, W_dec, b_dec, k=3, W_skip=W_skip.T)
+
+
+def test_an_architecture_needs_its_tensors(x: Tensor) -> None:
+    base = random_sae()
+    tensors = [base.W_enc, base.b_enc, base.W_dec, base.b_dec]
+    for architecture, needs in (("topk", "needs k"), ("jumprelu", "needs threshold"), ("gated", "needs b_mag and r_mag")):
+        with pytest.raises(ValueError, match=needs):
+            SAE(*tensors, architecture=architecture)
+    assert SAE(*tensors).architecture == "relu"

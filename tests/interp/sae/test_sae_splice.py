@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tiny import tiny_model
@@ -27,13 +28,16 @@ def constant_sae(value: Tensor, card: dict | None = None) -> SAE:
 
 
 def test_the_identity_recovers_all_and_zero_nothing(tiny_llama: HookedTransformer, texts: list[str]) -> None:
+    texts = texts[:20]
     perfect = evaluate_in_model(identity_sae(32), tiny_llama, texts, site=SITE)
     assert perfect.recovered_zero == pytest.approx(1.0, abs=1e-6)
     assert perfect.recovered_mean == pytest.approx(1.0, abs=1e-6)
     assert perfect.delta_loss == pytest.approx(0.0, abs=1e-6)
     assert perfect.kl == pytest.approx(0.0, abs=1e-6)
     empty = evaluate_in_model(constant_sae(torch.zeros(32)), tiny_llama, texts, site=SITE)
-    assert empty.recovered_zero == 0.0
+    assert empty.recovered_zero == empty.recovered_zero_all == 0.0
+    assert perfect.kl_score == pytest.approx(1.0, abs=1e-6)
+    assert (empty.kl_score, empty.kl_score_all) == (0.0, 0.0)
     assert empty.loss_sae == empty.loss_zero
     assert empty.kl > 0.1
     assert empty.loss_zero > empty.loss_clean + 0.1
@@ -56,7 +60,7 @@ def test_losses_are_those_of_a_plain_loop(
     """One text at a time, without padding, the rows to keep taken from the store."""
     typical, text_of_row = torch.tensor(store.typical(SITE)), torch.tensor(store.tokens["text"].to_list())
     totals, n_tokens = torch.zeros(2, dtype=torch.float64), 0
-    for number, text in enumerate(texts):
+    for number, text in enumerate(texts[:24]):
         chosen = typical[text_of_row == number]
 
         def splice(value: Tensor, _ctx: HookContext, chosen: Tensor = chosen) -> Tensor:
@@ -68,26 +72,103 @@ def test_losses_are_those_of_a_plain_loop(
                 losses.append(tiny_llama.loss(text, per_token=True))
         totals += torch.stack([loss.double().sum() for loss in losses])
         n_tokens += losses[0].numel()
-    report = evaluate_in_model(sae, tiny_llama, texts)
+    report = evaluate_in_model(sae, tiny_llama, texts[:24])
     assert report.n_tokens == n_tokens
     assert report.loss_clean == pytest.approx(totals[0].item() / n_tokens, rel=1e-5)
     assert report.loss_sae == pytest.approx(totals[1].item() / n_tokens, rel=1e-5)
     assert report.delta_loss == report.loss_sae - report.loss_clean
 
 
+def test_figures_with_every_row_replaced_stand_beside(
+    tiny_llama: HookedTransformer, texts: list[str], sae: SAE
+) -> None:
+    """The same as a splice without the error; they are not the figures of typical rows."""
+    report = evaluate_in_model(sae, tiny_llama, texts[:16])
+    tokens = [tiny_llama.tokenize(text) for text in texts[:16]]
+    n_tokens = sum(len(each.ids[0]) - 1 for each in tokens)
+    with torch.no_grad(), tiny_llama.splice(sae, error=False):
+        total = sum(tiny_llama.loss(each, per_token=True).double().sum().item() for each in tokens)
+    assert report.loss_sae_all == pytest.approx(total / n_tokens, rel=1e-4)
+    assert report.delta_loss_all == pytest.approx(report.loss_sae_all - report.loss_clean)
+    assert abs(report.loss_sae_all - report.loss_sae) > 1e-3
+
+
+def test_intervals_are_drawn_over_texts(tiny_llama: HookedTransformer, texts: list[str], sae: SAE) -> None:
+    """A bootstrap by hand of the texts' own reports; one text alone has no interval."""
+    alone = [evaluate_in_model(sae, tiny_llama, [text]) for text in texts[:12]]
+    assert alone[0].delta_loss_low is alone[0].kl_high_all is None
+    report = evaluate_in_model(sae, tiny_llama, texts[:12], seed=3)
+    n = np.array([each.n_tokens for each in alone])
+    draws = np.random.default_rng(0).integers(0, 12, (4000, 12))
+    for name in ("delta_loss", "kl"):
+        values = np.array([getattr(each, name) for each in alone])
+        middle = (values * n).sum() / n.sum()
+        assert getattr(report, name) == pytest.approx(middle, rel=1e-3)
+        spread = ((values * n)[draws].sum(1) / n[draws].sum(1)).std()
+        low, high = (getattr(report, f"{name}_{end}") for end in ("low", "high"))
+        assert low < middle < high
+        assert (high - low) / spread == pytest.approx(2 * 2.2 * (12 / 11) ** 0.5, rel=0.15)  # t(11) = 2.2
+
+
+def test_transcoders_and_crosscoders(tiny_llama: HookedTransformer, texts: list[str]) -> None:
+    """A transcoder that computes nothing is the zero ablation of the MLP; a perfect crosscoder costs nothing."""
+    sites, target = ["blocks.1.hook_mlp_in"], ["blocks.1.hook_mlp_out"]
+    silent = SAE(
+        torch.zeros(32, 8), torch.full((8,), -1.0), torch.zeros(8, 32), torch.zeros(32), k=2,
+        card={"sites": sites, "targets": target},
+    )  # fmt: skip
+    report = evaluate_in_model(silent, tiny_llama, texts[:20])
+    assert (report.site, report.target) == (sites[0], target[0])
+    assert report.recovered_zero == 0.0
+    assert report.delta_loss > 0
+    by_hand = evaluate_in_model(
+        constant_sae(torch.zeros(32)), tiny_llama, texts[:20], site="mlp_in:1", target="mlp_out:1"
+    )
+    assert by_hand.kl == pytest.approx(report.kl)
+    with pytest.raises(ValueError, match="give target= as well"):
+        evaluate_in_model(silent, tiny_llama, texts[:1], site="mlp_in:0")
+    both = ["blocks.0.hook_resid_post", SITE]
+    crosscoder = identity_sae(64)
+    crosscoder.sites = crosscoder.targets = tuple(both)
+    perfect = evaluate_in_model(crosscoder, tiny_llama, texts[:20])
+    assert perfect.delta_loss == pytest.approx(0.0, abs=1e-6)
+    assert perfect.delta_loss_all == pytest.approx(0.0, abs=1e-5)
+    assert perfect.site == ", ".join(both)
+
+
+def test_every_architecture(tiny_llama: HookedTransformer, texts: list[str], sae: SAE) -> None:
+    """The same dictionary in other words: a threshold of 0, a gate that is always right."""
+    weights = [tensor.detach() for tensor in (sae.W_enc, sae.b_enc, sae.W_dec, sae.b_dec)]
+    zeros = torch.zeros(sae.n_latents)
+    plain, *same = (
+        evaluate_in_model(SAE(*weights, **options, card=sae.card), tiny_llama, texts[:6])
+        for options in (
+            {"architecture": "relu"},
+            {"threshold": zeros},
+            {"b_mag": weights[1], "r_mag": zeros},
+            {"k": sae.n_latents},
+        )
+    )
+    for report in same:
+        assert report.loss_sae == pytest.approx(plain.loss_sae, rel=1e-5)
+        assert report.kl == pytest.approx(plain.kl, rel=1e-4)
+
+
 def test_the_batch_size_does_not_matter(tiny_llama: HookedTransformer, texts: list[str], sae: SAE) -> None:
-    whole, cut = (evaluate_in_model(sae, tiny_llama, texts, batch_size=size) for size in (60, 7))
+    whole, cut = (evaluate_in_model(sae, tiny_llama, texts[:20], batch_size=size) for size in (20, 7))
     for name, value in vars(whole).items():
         assert getattr(cut, name) == (pytest.approx(value, rel=1e-4) if isinstance(value, float) else value), name
 
 
 def test_a_site_with_heads_is_flattened(tiny_llama: HookedTransformer, texts: list[str]) -> None:
-    assert evaluate_in_model(identity_sae(32), tiny_llama, texts, site="z:0").delta_loss == pytest.approx(0.0, abs=1e-6)
+    assert evaluate_in_model(identity_sae(32), tiny_llama, texts[:9], site="z:0").delta_loss == pytest.approx(
+        0.0, abs=1e-6
+    )
 
 
 def test_an_ablation_that_costs_nothing_leaves_nothing_to_recover(texts: list[str]) -> None:
     """A random model with large weights is worse than one that says nothing."""
-    report = evaluate_in_model(constant_sae(torch.zeros(32)), tiny_model("llama", scale=20.0), texts, site=SITE)
+    report = evaluate_in_model(constant_sae(torch.zeros(32)), tiny_model("llama", scale=20.0), texts[:9], site=SITE)
     assert report.loss_zero < report.loss_clean
     assert report.recovered_zero is None
     assert report.delta_loss < 0
@@ -109,7 +190,8 @@ def test_a_report_is_a_row_and_a_file(
 
 
 def test_what_cannot_be_spliced_is_refused(tiny_llama: HookedTransformer, sae: SAE) -> None:
-    nameless = identity_sae(32)
+    nameless, foreign = identity_sae(32), identity_sae(32)
+    foreign.card, foreign.sites, foreign.targets = {"model": "0" * 32}, (SITE,), (SITE,)
     for given, texts, site, message in (
         (sae, [], None, "at least one"),
         (sae, "a text", None, "give a list of texts"),
@@ -117,6 +199,7 @@ def test_what_cannot_be_spliced_is_refused(tiny_llama: HookedTransformer, sae: S
         (sae, ["a text"], "resid_post:*", "names 2 sites"),
         (sae, ["a text"], "mlp.post:0", "width 64, the SAE reads 32"),
         (sae, ["a"], None, "no row of these texts is typical"),
+        (foreign, ["a text"], None, "fingerprint 0000"),
     ):
         with pytest.raises(ValueError, match=message):
             evaluate_in_model(given, tiny_llama, texts, site=site)

@@ -34,6 +34,9 @@ def test_training_sees_typical_rows_only(store: Store) -> None:
 def test_the_card_says_where_the_sae_comes_from(store: Store, sae: SAE, tmp_path: Path) -> None:
     card = load_sae(sae.save(tmp_path / "sae.safetensors")).card
     assert sae.site == card["site"] == SITE
+    assert card["sites"] == card["targets"] == [SITE]
+    assert card["widths"] == {SITE: 32}
+    assert card["typical_norms"] == {SITE: card["typical_norm"]}
     assert card["model"] == card["provenance"]["model"] == store.model_fingerprint
     assert card["left_out"] == store.stats(SITE).left_out
     assert card["typical_norm"] == store.stats(SITE).typical_norm

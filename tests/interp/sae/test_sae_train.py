@@ -124,7 +124,7 @@ def test_a_checkpoint_of_another_run_is_refused_and_kept(rows: Tensor, tmp_path:
     with pytest.raises(Stopped):
         train_sae(rows, SMALL, checkpoint=path, progress=stop_at(8))
     before = path.read_bytes()
-    with pytest.raises(ValueError, match="another run \\(config: k differ\\)"):
+    with pytest.raises(ValueError, match="another run \\(k differ\\)"):
         train_sae(rows, SAEConfig(**{**vars(SMALL), "k": 4}), checkpoint=path)
     with pytest.raises(ValueError, match="another run \\(rows: statistics differ\\)"):
         train_sae(rows + 1, SMALL, checkpoint=path)

@@ -1,0 +1,51 @@
+"""Ctrl-C between two steps, never inside one: so a run can save what it has before it stops."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop:
+    """Whether a signal has asked the run to stop."""
+
+    def __init__(self) -> None:
+        self._signal: int | None = None
+
+    @property
+    def asked(self) -> bool:
+        """True from the signal on."""
+        return self._signal is not None
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if self._signal is not None:  # asked twice: at once, wherever it is
+            raise KeyboardInterrupt
+        self._signal = number
+
+    def obey(self) -> None:
+        """Do now what the signal does by itself."""
+        assert self._signal is not None
+        if self._signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        os.kill(os.getpid(), self._signal)
+
+
+@contextmanager
+def stoppable() -> Iterator[Stop]:
+    """Hold back ctrl-C and SIGTERM inside the block. Only the main thread receives signals; elsewhere nothing changes."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, stop._note) for number in _SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if stop.asked:
+        stop.obey()
