@@ -61,7 +61,7 @@ def saelens_twin(
     (`rescale_acts_by_decoder_norm`), the loss is summed over dimensions, so that its clipping at 1 is one at 1 / d of ours.
     """
     n_latents, d = state.W_dec.shape
-    common = {"d_in": d, "d_sae": n_latents, "dtype": "float32", "device": "cpu"}
+    common: dict[str, Any] = {"d_in": d, "d_sae": n_latents, "dtype": "float32", "device": "cpu"}
     sae: Any
     if isinstance(config, JumpReLUConfig):
         assert config.l0_coefficient is not None, "the penalty that both have is the one of L0 itself"
@@ -77,7 +77,7 @@ def saelens_twin(
     else:
         assert isinstance(config, TopKConfig)
         # On a CPU its sparse form has no backward pass through the product with the norms.
-        forms = {"use_sparse_activations": sparse, "rescale_acts_by_decoder_norm": not sparse}
+        forms: dict[str, Any] = {"use_sparse_activations": sparse, "rescale_acts_by_decoder_norm": not sparse}
         sae = TopKTrainingSAE(TopKTrainingSAEConfig(**common, k=config.k, **forms))
     with torch.no_grad():
         sae.W_dec.copy_(state.W_dec)
