@@ -54,10 +54,11 @@ format: $(VENV)/.dev
 $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev
 	@echo "setting up $(VENV) with the peers of the benchmarks: a minute or two"
 	@$(PIP) -e '.[dev,bench]'
+	@$(PIP) --no-deps 'dictionary-learning==0.1.0'
 	@touch $@
 
 bench: $(VENV)/.bench
-	@for script in benchmarks/forward.py benchmarks/generate.py benchmarks/load.py benchmarks/record.py benchmarks/store_read.py benchmarks/heads.py benchmarks/patching.py; do $(BIN)/python $$script || exit 1; done
+	@for script in benchmarks/forward.py benchmarks/generate.py benchmarks/load.py benchmarks/record.py benchmarks/store_read.py benchmarks/heads.py benchmarks/patching.py benchmarks/sae.py benchmarks/sae_planted.py; do $(BIN)/python $$script || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -18,59 +18,6 @@ def sites(model: str, missing: bool, as_json: bool) -> None:
 
 
 @click.group()
-def sae() -> None:
-    """Sparse autoencoders."""
-
-
-@sae.command(epilog="Example: interp sae train --store runs/corpus --site resid_post:10 --k 32 --out sae.safetensors")
-@click.option("--store", "path", required=True, type=click.Path(path_type=Path), help="Store to train on.")
-@click.option("--site", help="Site; default: the store's only one.")
-@click.option("--kind", default="topk", show_default=True)
-@click.option("--k", default=32, show_default=True, help="Active latents a row.")
-@click.option(
-    "--width", default="8x", show_default=True, help="Latents: a number, or a multiple of d_model such as 8x."
-)
-@click.option("--epochs", default=2, show_default=True)
-@click.option("--batch-size", default=2048, show_default=True)
-@click.option(
-    "--lr",
-    type=float,
-    default=1.5e-3,
-    show_default=True,
-    help="Peak learning rate; the default suits a few hundred steps.",
-)
-@click.option("--held-out", default=0.2, show_default=True, help="Share of the documents to measure on.")
-@click.option("--seed", default=0, show_default=True)
-@click.option("--out", required=True, type=click.Path(path_type=Path))
-@json_option
-def train(
-    path: Path, site: str | None, kind: str, k: int, width: str, epochs: int, batch_size: int, lr: float, held_out: float,
-    seed: int, out: Path, as_json: bool,
-) -> None:  # fmt: skip
-    """Train on a store and measure on documents that training never saw."""
-    store = interp.open_store(path)
-    if site is None and len(store.sites) > 1:
-        raise click.BadParameter(f"the store has several sites: {', '.join(store.sites)}", param_hint="--site")
-    site = store.sites[0] if site is None else site
-    config = interp.SAEConfig(
-        kind=kind,
-        k=k,
-        width=int(width) if width.isdigit() else width,
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        seed=seed,
-    )
-    rows, held = interp.split_rows(store, held_out, seed)
-    with click.progressbar(length=1000, label="training", hidden=as_json) as bar:
-        model = interp.train_sae(
-            store, config, site=site, rows=rows, progress=lambda done, total: bar.update(1000 * done // total - bar.pos)
-        )
-    model.save(out)
-    show(interp.evaluate_sae(model, store, site=site, rows=held).to_frame(), as_json, title=str(out))
-
-
-@click.group()
 def probe() -> None:
     """Probes for a label, split by group."""
 
@@ -132,4 +79,4 @@ def calibrate(
         click.echo(report.verdict)
 
 
-COMMANDS = (sites, sae, probe, uncertainty, calibrate)
+COMMANDS = (sites, probe, uncertainty, calibrate)

@@ -291,7 +291,13 @@ def _widths(model: "HookedTransformer", names: Sequence[str], total: int, does: 
 
 
 def check_model(model: "HookedTransformer", saes: Sequence[Dictionary]) -> None:
-    """Refuse an SAE of another model, where its card knows the model."""
+    """Refuse an SAE of another model, where its card knows the model, and one that does not read raw activations."""
+    for sae in saes:
+        if how := (sae.card.get("imported") or {}).get("row_norm"):
+            raise ValueError(
+                f"this SAE reads rows that are normalised one by one ({how}): it cannot stand in the model as it is; "
+                "normalize_rows of interp.sae.formats makes such rows"
+            )
     known = {sae.card["model"] for sae in saes if sae.card.get("model")}
     if not known:
         return

@@ -164,6 +164,7 @@ def evaluate_sae(
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size is a number of rows, at least 1; got {batch_size!r}")
     if isinstance(data, Store):
+        sae.require_raw()
         plan = _of_store(sae, data, site, target, rows, batch_size)
     elif rows is not None:
         raise ValueError("rows= chooses rows of a store: give it with a store, or index the tensor yourself")

@@ -33,7 +33,7 @@ class Encoded:
 
     x: Float[Tensor, "row d_in"]
     y: Float[Tensor, "row d_out"]
-    """What is to be reconstructed, without b_dec."""
+    """What is to be reconstructed."""
     encoder: Float[Tensor, "latent d_in"]
     bias: Float[Tensor, " latent"]
     """Of the encoder as it reads x: b_enc, less what it makes of the centre of the rows."""
@@ -44,6 +44,7 @@ class Encoded:
     exact: bool
     """Whether `pre` is precise enough to be the value as well."""
     W_dec: Float[Tensor, "latent d_out"]
+    b_dec: Float[Tensor, " d_out"]
     extra: Mapping[str, Tensor]
     """The kind's own parameters."""
     l1_weight: Float[Tensor, " latent"] | None
@@ -116,8 +117,8 @@ def gated(batch: Encoded, config: GatedConfig) -> Coded:
     gate = batch.at(pattern).relu()
     linear = gate - batch.b_enc[pattern.latent]
     scale, bias = batch.extra["r_mag"].exp()[pattern.latent], batch.extra["b_mag"][pattern.latent]
-    by_gate = sparse_decode(gate, pattern, batch.W_dec.detach())
-    auxiliary = (batch.y.detach() - by_gate).square().sum() / batch.y.numel()
+    by_gate = sparse_decode(gate, pattern, batch.W_dec.detach()) + batch.b_dec.detach()
+    auxiliary = (by_gate - batch.y).square().sum() / batch.y.numel()
     return Coded(pattern, (linear * scale + bias).relu(), penalty=_l1(batch, config, pattern, gate) + auxiliary)
 
 

@@ -174,6 +174,14 @@ class SAE(nn.Module):
         """Whether it writes other sites than it reads."""
         return self.sites != self.targets
 
+    def require_raw(self) -> None:
+        """ValueError where it does not read activations as they are, so that rows of a store mean nothing to it."""
+        if how := (self.card.get("imported") or {}).get("row_norm"):
+            raise ValueError(
+                f"this SAE reads rows that are normalised one by one ({how}), not those of a store: make them with "
+                "normalize_rows of interp.sae.formats and give them as a tensor"
+            )
+
     def pre_activations(self, x: Float[Tensor, "row d_in"]) -> Float[Tensor, "row latent"]:
         """What the encoder says of each latent, before the architecture decides."""
         x = x.to(self.W_enc.dtype)

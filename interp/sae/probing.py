@@ -146,6 +146,7 @@ def sparse_probing(
             f"ks are numbers of latents between 1 and the width of the activations, {sae.d_in}; got {ks!r}"
         )
     if isinstance(data, Store):
+        sae.require_raw()
         x, latents, y, groups = _of_store(sae, data, tokens, y, groups)
     else:
         x = check_activations(data, "the activations")

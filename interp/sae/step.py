@@ -25,7 +25,7 @@ from interp.sae.config import MatryoshkaConfig, SAEConfig, TopKConfig
 from interp.sae.kinds import CODES, Coded, Encoded, own_parameters
 from interp.sae.parallel import Peers
 from interp.sae.select import pattern_of_rows, top_of_rows
-from interp.sae.sparse import Pattern, linear_at, sparse_decode
+from interp.sae.sparse import Pattern, linear_at, sparse_decode, starts_of
 
 COMMON = ("encoder", "b_enc", "W_dec", "b_dec")
 
@@ -51,6 +51,8 @@ class TrainState:
     """Of a crosscoder, which columns of the output belong to which site; None for one site."""
     step: int = 0
     """Steps done."""
+    scratch: Tensor | None = None
+    """Memory for the pre-activations of a batch. Taken afresh at each step it costs a fifth of the product itself."""
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -223,18 +225,18 @@ def losses(
     """The loss of a batch of scaled rows; changes nothing."""
     batch = encoded(state, x, y, config, ramp)
     coded = CODES[config.kind](batch, config)
-    rest = batch.y if "W_skip" not in state.extra else batch.y - _centred(state, x) @ state.extra["W_skip"]
+    rest = state.b_dec if "W_skip" not in state.extra else state.b_dec + _centred(state, x) @ state.extra["W_skip"]
     penalty = coded.penalty if coded.penalty is not None else x.new_zeros(())
     if isinstance(config, MatryoshkaConfig):
-        error, shorter = _prefix_errors(coded, state.W_dec, rest, config)
+        error, shorter = _prefix_errors(coded, state.W_dec, rest, y, config)
         loss = error.square().sum() / y.numel()
         penalty = (loss + shorter) / len(config.groups) - loss
     else:
-        error = rest - sparse_decode(coded.values, coded.pattern, state.W_dec)
+        error = sparse_decode(coded.values, coded.pattern, state.W_dec) + rest - y
         loss = error.square().sum() / y.numel()
     aux = x.new_zeros(())
     if isinstance(config, TopKConfig) and config.aux_alpha > 0 and len(dead):
-        aux = _aux_loss(state, batch, error.detach(), dead, config.k_aux or max(1, y.shape[1] // 2))
+        aux = _aux_loss(state, batch, -error.detach(), dead, config.k_aux or max(1, y.shape[1] // 2))
     return Losses(loss, penalty, aux, coded)
 
 
@@ -248,16 +250,21 @@ def encoded(
     weight = None
     if state.l1_weight is not None:
         weight = (state.W_dec.square() @ state.l1_weight.T).sqrt().sum(1)
+    dtype = torch.bfloat16 if config.autocast else x.dtype
+    if state.scratch is None or state.scratch.shape != (len(x), len(bias)) or state.scratch.dtype != dtype:
+        state.scratch = torch.empty(len(x), len(bias), dtype=dtype, device=x.device)
+    pre_activations(x, state.encoder, bias if offset is None else bias - offset, state.scratch)
     return Encoded(
         x=x,
-        y=y - state.b_dec,
+        y=y,
         encoder=state.encoder,
         bias=bias,
         b_enc=state.b_enc,
-        pre=pre_activations(x, state.encoder, bias if offset is None else bias - offset, config.autocast),
+        pre=state.scratch,
         offset=offset,
         exact=not config.autocast,
         W_dec=state.W_dec,
+        b_dec=state.b_dec,
         extra=state.extra,
         l1_weight=weight,
         ramp=ramp,
@@ -266,12 +273,14 @@ def encoded(
 
 @torch.no_grad()
 def pre_activations(
-    x: Float[Tensor, "row d_in"], encoder: Float[Tensor, "latent d_in"], bias: Float[Tensor, " latent"], autocast: bool
-) -> Float[Tensor, "row latent"]:
-    """What the encoder makes of every latent. It only chooses, so bfloat16 costs no precision in their values."""
-    if autocast:
-        return torch.addmm(bias.bfloat16(), x.bfloat16(), encoder.bfloat16().T)
-    return torch.addmm(bias, x, encoder.T)
+    x: Float[Tensor, "row d_in"],
+    encoder: Float[Tensor, "latent d_in"],
+    bias: Float[Tensor, " latent"],
+    out: Float[Tensor, "row latent"],
+) -> None:
+    """What the encoder makes of every latent, in the dtype of `out`. It only chooses, so bfloat16 costs no precision in
+    their values."""
+    torch.addmm(bias.to(out.dtype), x.to(out.dtype), encoder.to(out.dtype).T, out=out)
 
 
 def _centred(state: TrainState, x: Tensor) -> Tensor:
@@ -279,20 +288,25 @@ def _centred(state: TrainState, x: Tensor) -> Tensor:
 
 
 def _prefix_errors(
-    coded: Coded, W_dec: Tensor, rest: Float[Tensor, "row d_out"], config: MatryoshkaConfig
+    coded: Coded,
+    W_dec: Tensor,
+    rest: Float[Tensor, "*row d_out"],
+    y: Float[Tensor, "row d_out"],
+    config: MatryoshkaConfig,
 ) -> tuple[Float[Tensor, "row d_out"], Float[Tensor, ""]]:
     """Error of the whole dictionary, and the summed squared errors per entry of its shorter prefixes.
 
     The latents of a row stand in order, so each group of them is a row of its own in a pattern with the same entries.
     """
     pattern, n_groups = coded.pattern, len(config.groups)
-    ends = torch.tensor(config.group_ends(pattern.n_latents), device=rest.device)
+    ends = torch.tensor(config.group_ends(pattern.n_latents), device=y.device)
     row = pattern.row * n_groups + torch.searchsorted(ends, pattern.latent, right=True)
-    counts = torch.bincount(row, minlength=pattern.n_rows * n_groups)
-    by_group = Pattern(torch.cat([counts.new_zeros(1), counts.cumsum(0)]), pattern.latent, pattern.n_latents)
+    by_group = Pattern(
+        starts_of(torch.bincount(row, minlength=pattern.n_rows * n_groups)), pattern.latent, pattern.n_latents
+    )
     parts = sparse_decode(coded.values, by_group, W_dec).unflatten(0, (pattern.n_rows, n_groups))
-    errors = rest[:, None] - parts.cumsum(1)
-    return errors[:, -1], errors[:, :-1].square().sum() / rest.numel()
+    errors = parts.cumsum(1) + (rest - y)[:, None]
+    return errors[:, -1], errors[:, :-1].square().sum() / y.numel()
 
 
 def _aux_loss(

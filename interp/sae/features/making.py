@@ -87,6 +87,7 @@ def sae_features(
     for name, value in counts.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+    sae.require_raw()
     if n_intervals < 0:
         raise ValueError(f"n_intervals must be at least 0, got {n_intervals}")
     if model is not None and model.tokenizer is None:

@@ -7,7 +7,11 @@ import torch
 from torch import Tensor
 
 from interp.artifact import save_artifact
-from interp.sae import SAE, load_sae
+from interp.model import HookedTransformer
+from interp.sae import SAE, evaluate_sae, load_sae, sae_features
+from interp.store import Store
+
+SITE = "blocks.1.hook_resid_post"
 
 
 def random_sae(d_model: int = 6, n_latents: int = 20, k: int = 4, seed: int = 0) -> SAE:
@@ -140,7 +144,25 @@ def test_a_transcoder_writes_other_sites_than_it_reads(x: Tensor, tmp_path: Path
 def test_an_architecture_needs_its_tensors(x: Tensor) -> None:
     base = random_sae()
     tensors = [base.W_enc, base.b_enc, base.W_dec, base.b_dec]
-    for architecture, needs in (("topk", "needs k"), ("jumprelu", "needs threshold"), ("gated", "needs b_mag and r_mag")):
+    for architecture, needs in (
+        ("topk", "needs k"),
+        ("jumprelu", "needs threshold"),
+        ("gated", "needs b_mag and r_mag"),
+    ):
         with pytest.raises(ValueError, match=needs):
             SAE(*tensors, architecture=architecture)
     assert SAE(*tensors).architecture == "relu"
+
+
+def test_an_sae_of_normalised_rows_is_kept_from_raw_ones(store: Store, tiny_llama: HookedTransformer) -> None:
+    base = random_sae(d_model=store.width(SITE))
+    sae = SAE(base.W_enc, base.b_enc, base.W_dec, base.b_dec, k=4)
+    sae.card = {"site": SITE, "imported": {"row_norm": "layer_norm"}}
+    sae.sites = sae.targets = (SITE,)
+    for use in (
+        lambda: evaluate_sae(sae, store),
+        lambda: sae_features(sae, store),
+        lambda: tiny_llama.splice(sae).__enter__(),
+    ):
+        with pytest.raises(ValueError, match=r"normalised one by one \(layer_norm\)"):
+            use()
