@@ -1,5 +1,7 @@
 """Sparse autoencoder: what it explains, beside a PCA of equal size."""
 
+from typing import Any
+
 import pandas as pd
 import streamlit as st
 
@@ -11,41 +13,69 @@ A sparse autoencoder writes each activation as a sum of a few out of many learne
 variance that it leaves unexplained, on texts that training never saw: 0 is perfect. **L0** is how many latents are
 active for a token.
 
-The fair rival is a **PCA** with as many components as the autoencoder has active latents. Position 0 and rows with an
-outlier norm are left out for both: with them one direction has nearly all the variance, and any method looks perfect.
+The fair rival is a **PCA** with as many components as the autoencoder has active latents. Position 0, special tokens and
+rows with an outlier norm are left out for both: with them one direction has nearly all the variance, and any method looks
+perfect.
 """
-FIGURES = {
-    "fvu": ("FVU", ".3f"),
-    "l0": ("L0", ".1f"),
-    "dead_share": ("Dead latents", ".1%"),
-    "fvu_all": ("FVU, all rows", ".3f"),
-}
+NEEDED = (
+    "fvu", "fvu_low", "fvu_high", "fvu_all", "l0", "l0_p10", "l0_p90", "l0_max", "dead_share",
+    "dense_share", "n_latents", "n_rows", "n_left_out", "n_units", "site", "pca",
+)  # fmt: skip
+
+
+def read() -> dict[str, Any]:
+    """The run's figures. ValueError for those of an older version."""
+    found = services.run_json("sae")
+    missing = [name for name in NEEDED if name not in found]
+    if missing:
+        raise ValueError(f"sae.json has no {', '.join(missing)}: make the run again")
+    return found
+
+
+def figures(found: dict[str, Any]) -> None:
+    """What it explains, how many latents that takes, and how sure the figures are."""
+    low, high, units = found["fvu_low"], found["fvu_high"], f"n = {found['n_units']:,} documents"
+    interval = units if low is None else f"95 % {low:.3f} to {high:.3f}, {units}"
+    first, last, most = (f"{found[name]:.0f}" for name in ("l0_p10", "l0_p90", "l0_max"))
+    spread = f"each row {most}" if first == most else f"eight rows of ten {first} to {last}, at most {most}"
+    shown = (
+        ("FVU", f"{found['fvu']:.3f}", interval),
+        ("L0", f"{found['l0']:.1f}", spread),
+        ("Dead latents", f"{found['dead_share']:.1%}", f"of {found['n_latents']:,}; dense {found['dense_share']:.1%}"),
+        ("FVU, all rows", f"{found['fvu_all']:.3f}", f"with {found['n_left_out']:,} first, special and outlier rows"),
+    )
+    for column, (title, value, caption) in zip(st.columns(len(shown)), shown):
+        with column.container(border=True, height="stretch"):
+            st.metric(title, value)
+            st.caption(caption)
 
 
 def render() -> None:
     frame.head("Sparse autoencoder", WHAT)
     frame.prompt_strip()
     with states.guard("The autoencoder's results cannot be shown"):
-        found = services.run_json("sae")
-        for column, (key, (title, spec)) in zip(st.columns(len(FIGURES)), FIGURES.items()):
-            column.metric(title, format(found[key], spec), border=True)
+        found = read()
+        figures(found)
         what = (
-            "The line is PCA at growing rank; the dot is the autoencoder at its L0. Lower is better. An autoencoder below "
-            "the line explains more with as many numbers per token."
+            "The line is PCA at growing rank; the dot is the autoencoder at its L0, with the 95 % interval of its FVU. Lower "
+            "is better. An autoencoder below the line explains more with as many numbers per token."
         )
         with figure.card("sae_pca", "Unexplained variance beside PCA", what) as card:
             pca = pd.DataFrame(found["pca"])
-            n = f"n = {found['n_rows']:,} held-out rows; {found['n_left_out']:,} first and outlier rows left out"
+            own = pd.DataFrame(
+                [{"name": "SAE", **{name: found[name] for name in ("l0", "fvu", "fvu_low", "fvu_high")}}]
+            )
+            n = f"n = {found['n_rows']:,} held-out rows of {found['n_units']:,} documents; rows left out: {found['n_left_out']:,}"
             card.chart(
-                plot.fvu_curve(pca, fvu=float(found["fvu"]), l0=float(found["l0"])),
-                pca.assign(sae_fvu=found["fvu"], sae_l0=found["l0"]),
+                plot.sae_frontier(own.dropna(axis=1), pca),
+                pd.concat([pca.assign(name="PCA").rename(columns={"rank": "l0"}), own], ignore_index=True),
                 code="""
 import interp
 
 sae = interp.load_sae("runs/demo/sae.safetensors")
 store = interp.open_store("runs/demo/stores/python_docs")
 _, held_out = interp.split_rows(store, 0.2, seed=0)
-print(interp.evaluate_sae(sae, store, rows=held_out).to_frame())
+print(interp.evaluate_sae(sae, store, rows=held_out).to_frame().T)
 """,
                 caption=f"{text.plain(sites.short_name(str(found['site'])))}, {n}",
             )

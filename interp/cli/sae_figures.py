@@ -15,7 +15,7 @@ from interp.sae.model import SAE
 from interp.sae.rows import split_rows
 from interp.store import Store
 
-BRIEF = ("fvu", "fvu_low", "fvu_high", "l0", "dead_share", "dense_share", "cosine", "fvu_all")
+BRIEF = ("fvu", "fvu_low", "fvu_high", "l0", "l0_wanted", "dead_share", "dense_share", "cosine", "fvu_all")
 """Figures that a person sees first."""
 _PCA_ROWS = 20_000
 _PCA_WIDTH = 2048
@@ -89,8 +89,9 @@ def pca_columns(
     parts = [np.sort(rng.permutation(part)[:_PCA_ROWS]) for part in (train, held)]
     ranks = [min(width, max(1, round(each))) for each in l0]
     known, measured = (_batches(store, site, part) for part in parts)
-    found = pca_baseline(known, measured, ranks).set_index("rank")["fvu"]
-    return {"pca_rank": ranks, "pca_fvu": [float(found[rank]) for rank in ranks]}
+    frame = pca_baseline(known, measured, ranks)
+    found = dict(zip(frame["rank"].tolist(), frame["fvu"].tolist(), strict=True))
+    return {"pca_rank": ranks, "pca_fvu": [found[rank] for rank in ranks]}
 
 
 def _batches(store: Store, site: str, rows: Any) -> list[torch.Tensor]:

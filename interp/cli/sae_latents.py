@@ -15,6 +15,7 @@ from interp.cli.shared import seed_option, top_option, work_bar
 from interp.sae.evaluate import DENSE
 from interp.sae.features import LatentPage, SAEFeatures, load_sae_features, sae_features
 from interp.sae.labels import (
+    SAELabels,
     detection_score,
     endpoint_explainer,
     endpoint_judge,
@@ -110,7 +111,7 @@ def show_latent(
     """The page of one LATENT: how often it fires, on what, what it does, and examples; >> << marks the token that fires."""
     page = load_sae_features(folder).latent(latent)
     loaded = None if model is None else interp.load(model)
-    label = None if labels is None else load_sae_labels(labels).label(latent)
+    label = None if labels is None else _label(load_sae_labels(labels), page.latent)
     windows = page.contexts(before=before, after=after, model=loaded)
     strongest = windows.loc[(windows["group"] == 0) & (windows["rank"] < examples)]
     if as_json:
@@ -120,6 +121,14 @@ def show_latent(
     click.echo("\n".join(_page(page, label)))
     for example in _examples(strongest):
         click.echo(f"{example['value']:8.3f}  {example['passage']}")
+
+
+def _label(labels: SAELabels, latent: int) -> str:
+    """Its label, or why it has none."""
+    try:
+        return labels.label(latent)
+    except ValueError as error:
+        return f"none ({error})"
 
 
 def _page(page: LatentPage, label: str | None) -> list[str]:

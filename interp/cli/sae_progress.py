@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import click
 from rich.console import Console
@@ -29,10 +29,11 @@ class TrainingProgress:
         self._lines: dict[int, dict[str, Any]] = {}
         self._began: tuple[float, int] | None = None
         self._done = self._total = self._said = 0
+        self._fresh = False
         live = sys.stderr.isatty() and not quiet
         self._live = Live(console=Console(stderr=True), get_renderable=self.table) if live else None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "TrainingProgress":
         if self._live is not None:
             self._live.start()
         return self
@@ -49,14 +50,14 @@ class TrainingProgress:
                 click.echo(f"going on at step {done:,} of {total:,}", err=True)
         self._done, self._total = done, total
         due = _LINES * done // total
-        if self._live is None and not self._quiet and due > self._said and self._lines:
-            self._said = due
+        if self._live is None and not self._quiet and due > self._said and self._fresh:
+            self._said, self._fresh = due, False
             for number, name in enumerate(self._names):
                 click.echo(self._sentence(number, name), err=True)
 
     def metrics(self, line: dict[str, Any]) -> None:
         """A line of metrics, of one of the dictionaries."""
-        self._lines[line.get("sae", 0)] = line
+        self._lines[line.get("sae", 0)], self._fresh = line, True
 
     def table(self) -> Table:
         """What a terminal shows."""

@@ -6,6 +6,7 @@ given follows from the number of rows.
 
 import itertools
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class Pace:
     lr: float | None
     """None: the configuration's own rule."""
     n_steps: int
+    """About."""
 
     @classmethod
     def of(cls, n_rows: int, epochs: int | None, batch_size: int | None) -> "Pace":
@@ -45,7 +47,7 @@ class Pace:
             least, batch_size = _BATCHES
             while batch_size > least and n_rows * epochs < _WANTED_STEPS * batch_size:
                 batch_size //= 2
-        n_steps = max(1, n_rows * epochs // batch_size)
+        n_steps = epochs * math.ceil(n_rows / batch_size)
         return cls(epochs, batch_size, _SHORT_LR if n_steps <= _FEW_STEPS else None, n_steps)
 
 

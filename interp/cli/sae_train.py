@@ -200,7 +200,7 @@ def _announcement(source: Source, pace: Pace, configs: dict[str, SAEConfig]) -> 
     what = "1 dictionary" if len(configs) == 1 else f"{len(configs)} dictionaries"
     return (
         f"{what} on {where}: {source.n_rows:,} rows, {pace.epochs} epoch{'s' * (pace.epochs > 1)} in batches of "
-        f"{pace.batch_size:,}, {pace.n_steps:,} steps; learning rate {lr}"
+        f"{pace.batch_size:,}, about {pace.n_steps:,} steps; learning rate {lr}"
     )
 
 
@@ -249,9 +249,7 @@ def _figures(saes: Sequence["interp.SAE"], places: Places, source: Source, seed:
 
 
 def _title(places: Places, frame: pd.DataFrame) -> str:
-    where = " ".join(map(str, places.saes.values()))
     n, units = int(frame["n_rows"].iloc[0]), int(frame["n_units"].iloc[0])
-    return (
-        f"{where}; on n = {n:,} held-out rows of {units:,} texts (95 % over texts). pca_fvu: as many principal components "
-        "as latents are active"
-    )
+    title = f"{' '.join(map(str, places.saes.values()))}; n = {n:,} held-out rows of {units:,} texts, 95 % over texts"
+    beside = "; pca_fvu: of as many principal components as latents are active"
+    return title + (beside if "pca_fvu" in frame else "")

@@ -42,6 +42,7 @@ from interp.probe.figures import auroc
 from interp.probe.inputs import check_activations
 from interp.probe.methods import fit_logistic
 from interp.probe.solver import Design, log_loss
+from interp.sae.evaluate import METRIC_VERSION
 from interp.sae.model import SAE
 from interp.sae.words import LETTERS, PROMPT, first_letters, vocabulary_words, word_activations
 
@@ -212,6 +213,7 @@ def absorption_of_rows(
         "n_used": len(chosen),
         "n_test": len(task.test),
         "thresholds": {"cosine": MIN_COSINE, "share": MIN_SHARE, "split_gain": SPLIT_GAIN},
+        "metric_version": METRIC_VERSION,
         "provenance": artifact.provenance(seed=seed),
     }
     return _report(pd.DataFrame(lines), [part for part in parts if part is not None], {**(card or {}), **own})

@@ -50,7 +50,7 @@ class SAEConfig:
 
     if TYPE_CHECKING:
 
-        def __new__(cls, *, kind: str = "topk", **choices: Any) -> Any: ...
+        def __init__(self, *, kind: str = "topk", **choices: Any) -> None: ...
     else:
 
         def __new__(cls, *, kind: str | None = None, **_choices: Any) -> "SAEConfig":

@@ -32,6 +32,7 @@ from interp.probe.folds import Fold, nested_folds
 from interp.probe.inputs import Column, check_activations, check_groups, check_labels
 from interp.probe.methods import choose, fit_logistic
 from interp.probe.solver import Design
+from interp.sae.evaluate import METRIC_VERSION
 from interp.sae.model import SAE
 from interp.store import Store
 
@@ -173,6 +174,7 @@ def sparse_probing(
         "n_folds": n_folds,
         "n_boot": n_boot,
         "chosen_by": _CHOICE,
+        "metric_version": METRIC_VERSION,
         "provenance": provenance(seed=seed),
     }
     best = {k: tuple(_most_telling(latents, labels, k).tolist()) for k in sizes}

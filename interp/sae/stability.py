@@ -30,6 +30,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from interp.artifact import load_artifact, provenance, save_artifact
+from interp.sae.evaluate import METRIC_VERSION
 from interp.sae.model import SAE
 
 SHARED = 0.7
@@ -161,6 +162,7 @@ def matched_cosine(
         "a": _card_of(a),
         "b": _card_of(b),
         "n_null": n_null,
+        "metric_version": METRIC_VERSION,
         "provenance": provenance(seed=seed),
     }
     return DictionaryMatch(

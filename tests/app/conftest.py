@@ -274,12 +274,20 @@ def _probe_facts() -> dict[str, Any]:
 def _sae() -> dict[str, Any]:
     return {
         "fvu": 0.223,
+        "fvu_low": 0.214,
+        "fvu_high": 0.233,
         "fvu_all": 0.031,
-        "l0": 32.0,
+        "l0": 32.1,
+        "l0_p10": 19.0,
+        "l0_p90": 47.0,
+        "l0_max": 112,
         "dead_share": 0.041,
+        "dense_share": 0.006,
+        "n_latents": 4608,
         "pca": [{"rank": r, "fvu": f} for r, f in ((8, 0.681), (32, 0.467), (64, 0.334), (128, 0.186))],
         "n_rows": 73856,
         "n_left_out": 1204,
+        "n_units": 412,
         "site": "blocks.10.hook_resid_post",
     }
 

@@ -29,6 +29,7 @@ from interp.bootstrap import mean_interval
 from interp.calibration import wilson_interval
 from interp.model import HookedTransformer
 from interp.probe.figures import auroc
+from interp.sae.evaluate import METRIC_VERSION
 from interp.sae.features import SAEFeatures
 from interp.sae.labels.files import Journal, read_table, write_table
 from interp.sae.labels.labelling import SAELabels, explainer_card, features_id, giving_up
@@ -152,7 +153,8 @@ def detection_score(
             journal.add(row)
         if progress is not None:
             progress(number, len(asked_for))
-    card = {**identity, "other_rows": labels.card.get("features") != features_id(features), "provenance": provenance()}
+    other_rows = labels.card.get("features") != features_id(features)
+    card = {**identity, "other_rows": other_rows, "metric_version": METRIC_VERSION, "provenance": provenance()}
     return DetectionScores(_frame([done[label["latent"]] for label in asked_for]), card)
 
 
