@@ -149,6 +149,7 @@ from .sae import SpliceReport as SpliceReport
 from .sae import StandardConfig as StandardConfig
 from .sae import SteerLatent as SteerLatent
 from .sae import TopKConfig as TopKConfig
+from .sae import calibrate_l0 as calibrate_l0
 from .sae import detection_score as detection_score
 from .sae import endpoint_explainer as endpoint_explainer
 from .sae import endpoint_judge as endpoint_judge

@@ -10,7 +10,7 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), flags=r
 
 
 def test_there_are_snippets() -> None:
-    assert len(SNIPPETS) == 17
+    assert len(SNIPPETS) == 21
 
 
 @pytest.mark.slow
@@ -25,6 +25,7 @@ def test_every_snippet_runs(
     assert "Paris" in printed
     assert "AUROC" in printed
     assert "the second copy costs" in printed
+    assert "balanced accuracy" in printed
     assert (tmp_path / "scan.html").stat().st_size > 10_000
 
 

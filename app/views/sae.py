@@ -37,11 +37,12 @@ def figures(found: dict[str, Any]) -> None:
     low, high, units = found["fvu_low"], found["fvu_high"], f"n = {found['n_units']:,} documents"
     interval = units if low is None else f"95 % {low:.3f} to {high:.3f}, {units}"
     first, last, most = (f"{found[name]:.0f}" for name in ("l0_p10", "l0_p90", "l0_max"))
-    spread = f"each row {most}" if first == most else f"eight rows of ten {first} to {last}, at most {most}"
+    spread = f"on each row {most}" if first == most else f"80 % of rows {first} to {last}, at most {most}"
+    dead = f"of {found['n_latents']:,}; {found['dense_share']:.1%} fire on over a tenth of rows"
     shown = (
         ("FVU", f"{found['fvu']:.3f}", interval),
         ("L0", f"{found['l0']:.1f}", spread),
-        ("Dead latents", f"{found['dead_share']:.1%}", f"of {found['n_latents']:,}; dense {found['dense_share']:.1%}"),
+        ("Dead latents", f"{found['dead_share']:.1%}", dead),
         ("FVU, all rows", f"{found['fvu_all']:.3f}", f"with {found['n_left_out']:,} first, special and outlier rows"),
     )
     for column, (title, value, caption) in zip(st.columns(len(shown)), shown):
@@ -57,18 +58,16 @@ def render() -> None:
         found = read()
         figures(found)
         what = (
-            "The line is PCA at growing rank; the dot is the autoencoder at its L0, with the 95 % interval of its FVU. Lower "
-            "is better. An autoencoder below the line explains more with as many numbers per token."
+            "The line is PCA at growing rank; the dot is the autoencoder at its L0. Lower is better. An autoencoder below "
+            "the line explains more with as many numbers per token."
         )
         with figure.card("sae_pca", "Unexplained variance beside PCA", what) as card:
             pca = pd.DataFrame(found["pca"])
-            own = pd.DataFrame(
-                [{"name": "SAE", **{name: found[name] for name in ("l0", "fvu", "fvu_low", "fvu_high")}}]
-            )
+            own = {f"sae_{name}": found[name] for name in ("fvu", "fvu_low", "fvu_high", "l0")}
             n = f"n = {found['n_rows']:,} held-out rows of {found['n_units']:,} documents; rows left out: {found['n_left_out']:,}"
             card.chart(
-                plot.sae_frontier(own.dropna(axis=1), pca),
-                pd.concat([pca.assign(name="PCA").rename(columns={"rank": "l0"}), own], ignore_index=True),
+                plot.fvu_curve(pca, fvu=float(found["fvu"]), l0=float(found["l0"])),
+                pca.assign(**own),
                 code="""
 import interp
 

@@ -5,10 +5,12 @@ from typing import Any
 
 import click
 import numpy as np
+import pandas as pd
 import torch
 
 import interp
 from interp.artifact import hash_json
+from interp.cli.shared import brief
 from interp.sae.evaluate import pca_baseline
 from interp.sae.formats import FORMATS, import_sae
 from interp.sae.model import SAE
@@ -27,6 +29,11 @@ _PCA_WIDTH = 2048
 sae_argument = click.argument("sae", type=click.Path(path_type=Path))
 store_option = click.option("--store", "store", required=True, help="Store of the activations.")
 site_option = click.option("--site", help="What it reads, where its file does not say it.")
+
+
+def brief_figures(frame: pd.DataFrame, *beside: str) -> pd.DataFrame:
+    """The figures of a report that a person sees first, and other columns; under short names, to fit a terminal."""
+    return brief(frame, "sae", *BRIEF, *beside).rename(columns={"dead_share": "dead", "dense_share": "dense"})
 
 
 def read_sae(path: Path, **options: Any) -> SAE:

@@ -8,7 +8,7 @@ import click
 import interp
 from interp.artifact import write_json
 from interp.cli.output import json_option, show
-from interp.cli.sae_figures import BRIEF, chosen_rows, read_sae, sae_argument, site_option, store_option
+from interp.cli.sae_figures import brief_figures, chosen_rows, read_sae, sae_argument, site_option, store_option
 from interp.cli.shared import brief, out_option, read_texts, seed_option
 from interp.sae.probing import sparse_probing
 from interp.sae.stability import matched_cosine
@@ -55,7 +55,7 @@ def evaluate(
         results["rows"] = {"of": what, **report.to_frame().to_dict("records")[0]}
         if not as_json:
             title = f"n = {report.n_rows:,} typical rows of {report.n_units:,} texts ({what}), {report.n_left_out:,} left out"
-            show(brief(report.to_frame(), *BRIEF), as_json=False, title=f"{title}; 95 % over texts")
+            show(brief_figures(report.to_frame()), as_json=False, title=f"{title}; 95 % over texts")
     if model is not None and texts is not None:
         spliced = interp.evaluate_in_model(found, interp.load(model), read_texts(texts, limit), seed=seed)
         results["in_model"] = spliced.to_frame().to_dict("records")[0]
@@ -114,7 +114,7 @@ def compare(a: Path, b: Path, place: str | None, seed: int, out: Path | None, as
     alive: list[Any] = [None, None]
     if place is not None:
         store = interp.open_store(place)
-        alive = [(interp.sae_features(sae, store).latents["n_active"] > 0).to_numpy() for sae in saes]
+        alive = [(interp.sae_features(sae, store).latents["n_active"] > 0).to_numpy().copy() for sae in saes]
     match = matched_cosine(saes[0], saes[1], alive_a=alive[0], alive_b=alive[1], seed=seed)
     if out is not None:
         match.save(out)

@@ -13,10 +13,10 @@ import pandas as pd
 
 import interp
 from interp.cli.output import json_option, show
-from interp.cli.sae_figures import BRIEF, pca_columns, share_of_rows
+from interp.cli.sae_figures import brief_figures, pca_columns, share_of_rows
 from interp.cli.sae_progress import TrainingProgress
 from interp.cli.sae_sweep import Pace, Places, setting_of, sweep, width_of
-from interp.cli.shared import brief, read_texts
+from interp.cli.shared import read_texts
 from interp.dataset import grouped_split
 from interp.sae.config import KINDS, SAEConfig
 from interp.sae.live import live_rows
@@ -141,7 +141,7 @@ def train(
         sae.save(file)
     places.checkpoint.unlink(missing_ok=True)
     frame = _figures(saes, places, source, split_seed)
-    show(frame if as_json else brief(frame, "sae", *BRIEF, "pca_rank", "pca_fvu"), as_json, title=_title(places, frame))
+    show(frame if as_json else brief_figures(frame, "pca_rank", "pca_fvu"), as_json, title=_title(places, frame))
 
 
 def _configs(choices: dict[str, Any], pace: Pace) -> dict[str, SAEConfig]:

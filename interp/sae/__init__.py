@@ -10,6 +10,7 @@ Using: `edit` steers by a latent; `formats` reads and writes other projects' fil
 """
 
 from interp.sae.absorption import AbsorptionReport, absorption_of_rows, feature_absorption, load_absorption_report
+from interp.sae.calibrate import calibrate_l0
 from interp.sae.config import (
     BatchTopKConfig,
     GatedConfig,
@@ -49,8 +50,8 @@ __all__ = [
     "SAE", "AbsorptionReport", "ActiveLatents", "BatchTopKConfig", "DetectionScores", "DictionaryMatch", "GatedConfig",
     "JumpReLUConfig", "LatentPage", "LiveRows", "MatryoshkaConfig", "NeuronpediaSource", "PlantedDictionary", "SAEConfig",
     "SAEFeatures", "SAELabels", "SAEReport", "SparseProbing", "SpliceReport", "StandardConfig", "SteerLatent",
-    "TopKConfig", "absorption_of_rows", "detection_score", "endpoint_explainer", "endpoint_judge", "evaluate_in_model",
-    "evaluate_sae", "export_neuronpedia", "export_sae", "feature_absorption", "import_sae", "label_latents",
+    "TopKConfig", "absorption_of_rows", "calibrate_l0", "detection_score", "endpoint_explainer", "endpoint_judge",
+    "evaluate_in_model", "evaluate_sae", "export_neuronpedia", "export_sae", "feature_absorption", "import_sae", "label_latents",
     "latent_direction", "live_rows", "load_absorption_report", "load_detection_scores", "load_dictionary_match",
     "load_sae", "load_sae_features", "load_sae_labels", "load_sae_report", "load_saelens", "load_sparse_probing",
     "matched_cosine", "pca_baseline", "planted_dictionary", "sae_features", "save_saelens", "search_by_direction",

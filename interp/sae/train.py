@@ -322,5 +322,5 @@ def _check_l0(sae: SAE, rows: Tensor, k: int) -> None:
     sae.card["final"] = {**sae.card["final"], "l0_of_threshold": l0}
     if abs(l0 / k - 1) > _L0_TOLERANCE:
         logger.warning(
-            "the learned threshold lets %.1f latents of a row fire, %d were wanted: train longer, or raise decay", l0, k
+            "the learned threshold lets %.1f latents of a row fire, %d were wanted: calibrate_l0 brings it there", l0, k
         )

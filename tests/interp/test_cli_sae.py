@@ -205,7 +205,7 @@ def test_signal_nine_and_then_the_same_command(store: str, tmp_path: Path) -> No
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def command(out: Path) -> list[str]:
-        words = ["train", store, "--site", "resid_post:1", "--k", "4", *SMALL, "--epochs", "400", "--out", str(out)]
+        words = ["train", store, "--site", "resid_post:1", "--k", "4", *SMALL, "--epochs", "40", "--out", str(out)]
         return [sys.executable, "-m", "interp", "sae", *words, "--set", "checkpoint_every=5"]
 
     whole, out = tmp_path / "whole.safetensors", tmp_path / "sae.safetensors"

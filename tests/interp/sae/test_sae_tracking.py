@@ -34,7 +34,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     seen = SimpleNamespace(init=[], logged=[], finished=0)
     Writer.made = []
     tensorboard, wandb = ModuleType("torch.utils.tensorboard"), ModuleType("wandb")
-    tensorboard.SummaryWriter = Writer
+    vars(tensorboard)["SummaryWriter"] = Writer
 
     def finish() -> None:
         seen.finished += 1
@@ -43,7 +43,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         seen.init.append(options)
         return SimpleNamespace(log=seen.logged.append, finish=finish)
 
-    wandb.init = init
+    vars(wandb)["init"] = init
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", tensorboard)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     return seen
