@@ -58,7 +58,7 @@ from interp.store import Store
 DATA = Path(__file__).parents[2] / "shared" / "data"
 SITE = "blocks.15.hook_resid_post"
 K, LATENTS, BATCH = 32, 4608, 4096
-RATE = 4e-3
+RATE = 6e-3
 """Our learning rate where a run has only hundreds of steps; the default follows a rule for long ones."""
 
 
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4, help="of --quality")
     parser.add_argument("--seeds", type=int, default=3, help="of --quality")
     parser.add_argument("--batch-size", type=int, default=2048, help="of --quality")
-    parser.add_argument("--only", default="", help="of --quality: contestants whose name holds this, as in 'lr 0.004'")
+    parser.add_argument("--only", default="", help="of --quality: contestants whose name holds this, as in 'lr 0.006'")
     options = parser.parse_args()
     store = wikitext_store(options.rows)
     train, held_out = split_rows(store, 0.2)

@@ -261,8 +261,12 @@ def expand(sites: object, available: Sequence[str]) -> list[str]:
     for site in wanted:
         for selector in select(site, available):
             if selector.component is not None:
+                axis = kind_of(selector.name).component
+                index = ", ".join([":"] * (axis or 0) + [str(selector.component)])
                 raise ValueError(
-                    f"{site!r} selects one component; a whole site is needed here: {short_name(selector.name)!r}"
+                    f"{site!r} selects one component; a whole site is needed here: {short_name(selector.name)!r} (a function "
+                    f"finds the one at value[{index}]; Ablate, Patch and paths take one by its number"
+                    f"{', and SteerLatent a latent' if kind_of(selector.name).kind in SAE_KINDS else ''})"
                 )
             found.add(selector.name)
     return [name for name in available if name in found]

@@ -28,7 +28,9 @@ def read() -> dict[str, Any]:
     found = services.run_json("sae")
     missing = [name for name in NEEDED if name not in found]
     if missing:
-        raise ValueError(f"sae.json has no {', '.join(missing)}: make the run again")
+        raise ValueError(
+            f"sae.json is of an older version, without {', '.join(missing)}: remove it and start `interp demo` again"
+        )
     return found
 
 

@@ -48,7 +48,7 @@ format_choice = click.Choice(list(FORMATS))
 # ------------------------------------------------------------------------------------------------------ which rows
 
 
-def share_of_rows(store: Store) -> str:
+def store_identity(store: Store) -> str:
     """What tells the texts of a store from others: a split by seed means the same rows only there."""
     return hash_json([store.card["texts"], store.n_rows])
 
@@ -66,7 +66,7 @@ def chosen_rows(sae: SAE, store: Store, which: str | None, held_out: float | Non
         click.UsageError: a part of a split that is not known.
     """
     card = sae.card.get("split") or {}
-    known = card.get("texts") == share_of_rows(store)
+    known = card.get("store") == store_identity(store)
     if held_out is None and known:
         held_out, seed = card["held_out"], card["seed"]
     if which == "all" or (which is None and held_out is None):

@@ -144,17 +144,17 @@ def _page(page: LatentPage, label: str | None) -> list[str]:
     )
     tops = row.get("top_tokens")
     named = [f"[{i}]" for i in row["top_token_ids"]] if tops is None else [repr(str(token)) for token in tops]
-    lines.append("fires on  " + ", ".join(f"{n} {s:.0%}" for n, s in zip(named, row["top_token_shares"], strict=True)))
+    lines.append("fires on   " + ", ".join(f"{n} {s:.0%}" for n, s in zip(named, row["top_token_shares"], strict=True)))
     for name, verb in (("up", "raises"), ("down", "lowers")):
         if row.get(f"{name}_tokens") is not None:
             pairs = zip(row[f"{name}_tokens"], row[f"{name}_values"], strict=True)
-            lines.append(f"{verb:<9} " + ", ".join(f"{str(token)!r} {value:+.2f}" for token, value in pairs))
+            lines.append(f"{verb:<10} " + ", ".join(f"{str(token)!r} {value:+.2f}" for token, value in pairs))
     for name, figure, what in (
         ("decoder_latents", "decoder_cosines", "near"),
         ("cofiring_latents", "cofiring_phi", "fires with"),
     ):
         pairs = zip(row[name], row[figure], strict=True)
-        lines.append(f"{what:<9} " + ", ".join(f"{number} ({value:.2f})" for number, value in pairs))
+        lines.append(f"{what:<10} " + ", ".join(f"{number} ({value:.2f})" for number, value in pairs))
     return [*lines, "strongest examples:"]
 
 

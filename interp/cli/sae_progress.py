@@ -42,6 +42,11 @@ class TrainingProgress:
         if self._live is not None:
             self._live.stop()
 
+    @property
+    def place(self) -> str:
+        """How far the run is."""
+        return f"step {self._done:,} of {self._total:,}"
+
     def step(self, done: int, total: int) -> None:
         """So many steps are done."""
         if self._began is None:  # the first step has the set-up in it, and a run may go on in the middle
@@ -61,7 +66,7 @@ class TrainingProgress:
 
     def table(self) -> Table:
         """What a terminal shows."""
-        title = f"step {self._done:,} of {self._total or '?':,}; {self._pace()}" if self._total else "starting"
+        title = f"{self.place}; {self._pace()}" if self._total else "starting"
         table = Table(title=title, title_justify="left")
         table.add_column("")
         for column in _COLUMNS:
@@ -74,7 +79,7 @@ class TrainingProgress:
     def _sentence(self, number: int, name: str) -> str:
         figures = zip(_COLUMNS, _cells(self._lines[number]), strict=True)
         said = ", ".join(f"{column} {value}" for column, value in figures)
-        return f"step {self._done:,} of {self._total:,}, {name}: {said}; {self._pace()}"
+        return f"{self.place}, {name}: {said}; {self._pace()}"
 
     def _pace(self) -> str:
         assert self._began is not None

@@ -126,12 +126,11 @@ class Places:
         stem = out.name.removesuffix(".safetensors")
         return cls(files, out.with_name(f"{stem}.checkpoint.safetensors"), out.with_name(f"{stem}.metrics.jsonl"))
 
-    def prepare(self, *, force: bool, restart: bool) -> None:
-        """Make the folder, and refuse what would be lost. A checkpoint shows that these files are of a run under way, which
-        may write them again.
+    def check(self, *, force: bool) -> None:
+        """Refuse what would be lost. A checkpoint shows that these files are of a run under way, which may write them again.
 
         Raises:
-            click.BadParameter: a file that exists, or a folder that cannot be written.
+            click.BadParameter: a file that exists, or a folder that cannot be made or written.
         """
         there = [str(path) for path in self.saes.values() if path.exists()]
         if there and not force and not self.checkpoint.exists():
@@ -139,12 +138,13 @@ class Places:
                 f"{', '.join(there)} exists already: choose another place, or overwrite with --force",
                 param_hint="--out",
             )
-        folder = self.checkpoint.parent
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise click.BadParameter(f"{folder} cannot be made: {error.strerror}", param_hint="--out") from None
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise click.BadParameter(f"{folder} cannot be written: choose another place", param_hint="--out")
+        above = next(folder for folder in self.checkpoint.absolute().parents if folder.exists())
+        if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+            why = "is a file" if not above.is_dir() else "cannot be written"
+            raise click.BadParameter(f"{self.checkpoint.parent}: {above} {why}", param_hint="--out")
+
+    def prepare(self, *, restart: bool) -> None:
+        """Make the folder; with `restart` forget a run under way."""
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         if restart:
             self.checkpoint.unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pandas as pd
 
 import interp
 from interp.cli.output import json_option, show
-from interp.cli.sae_figures import brief_figures, pca_columns, share_of_rows
+from interp.cli.sae_figures import brief_figures, pca_columns, store_identity
 from interp.cli.sae_progress import TrainingProgress
 from interp.cli.sae_sweep import Pace, Places, setting_of, sweep, width_of
 from interp.cli.shared import read_texts
@@ -125,7 +125,7 @@ def train(
         _configs(choices, Pace.of(1, 1, 1))
     )  # what is wrong with the choices is said before the model is loaded
     places = Places.of(out, names)
-    places.prepare(force=force, restart=restart)
+    places.check(force=force)
     require_trackers(tensorboard, wandb)
     source = _source(place, path, model, texts, sites, target, held_out, split_seed)
     pace = Pace.of(source.n_rows, choices["epochs"], choices["batch_size"])
@@ -133,6 +133,8 @@ def train(
     leads = int(os.environ.get("RANK", "0")) == 0  # torchrun's number of this process: the first one speaks and writes
     if leads and not as_json:
         click.echo(_announcement(source, pace, configs), err=True)
+    if leads:
+        places.prepare(restart=restart)
     saes = _run(source, configs, places, leads=leads, quiet=as_json or not leads, trackers=(tensorboard, wandb))
     if not leads:
         return
@@ -189,7 +191,7 @@ def _of_store(store: Store, sites: Sequence[str], target: str | None, held_out: 
     n_rows = int(np.count_nonzero(typical[train]))
     if n_rows == 0:
         raise click.BadParameter(f"none of the {len(train)} rows is typical: there is nothing to train on")
-    card = {"held_out": held_out, "seed": seed, "texts": share_of_rows(store)}
+    card = {"held_out": held_out, "seed": seed, "store": store_identity(store)}
     return Source(store, train, read, written, n_rows, [], held, card)
 
 
@@ -209,29 +211,41 @@ def _run(
     trackers: tuple[str | None, str | None],
 ) -> list["interp.SAE"]:  # fmt: skip
     names, first = list(configs), next(iter(configs.values()))
-    with contextlib.ExitStack() as stack:
+    table = TrainingProgress(names, first.batch_size, quiet=quiet)
+    with _saying_where_it_stopped(places, table, leads=leads), contextlib.ExitStack() as stack:
         tensorboard, wandb = trackers if leads else (None, None)
         track = stack.enter_context(
             tracker(
                 tensorboard, wandb, configs=list(configs.values()), names=names, run_name=places.log.name.split(".")[0]
             )
         )
-        table = stack.enter_context(TrainingProgress(names, first.batch_size, quiet=quiet))
+        stack.enter_context(table)
 
         def on_metrics(line: dict[str, Any]) -> None:
             track(line)
             table.metrics(line)
 
-        try:
-            return train_saes(
-                source.data, list(configs.values()), target=source.target, rows=source.rows, progress=table.step,
-                site=source.sites if len(source.sites) > 1 else source.sites[0], checkpoint=places.checkpoint,
-                log=places.log, on_metrics=on_metrics,
-            )  # fmt: skip
-        except KeyboardInterrupt:
-            if leads and places.checkpoint.exists():
-                click.echo(f"the same command goes on from {places.checkpoint}", err=True)
+        return train_saes(
+            source.data, list(configs.values()), target=source.target, rows=source.rows, progress=table.step,
+            site=source.sites if len(source.sites) > 1 else source.sites[0], checkpoint=places.checkpoint,
+            log=places.log, on_metrics=on_metrics,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _saying_where_it_stopped(places: Places, table: TrainingProgress, *, leads: bool) -> Iterator[None]:
+    """One line on a run that was stopped with a checkpoint, in place of a general one; the status is the signal's."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        if not places.checkpoint.exists():
             raise
+        if leads:
+            click.echo(
+                f"stopped at {table.place}; the checkpoint is {places.checkpoint}; the same command goes on", err=True
+            )
+        code = 130 if isinstance(error, KeyboardInterrupt) else int(error.code or 0)
+        raise click.exceptions.Exit(code) from None
 
 
 def _figures(saes: Sequence["interp.SAE"], places: Places, source: Source, seed: int) -> pd.DataFrame:

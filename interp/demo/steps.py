@@ -18,6 +18,7 @@ from interp.model import HookedTransformer
 from interp.probe import probe_sweep
 from interp.recording import record
 from interp.sae import SAEConfig, evaluate_sae, pca_baseline, split_rows, train_sae
+from interp.sae.evaluate import METRIC_VERSION
 from interp.sites import short_name
 from interp.steering import steering_experiment, steering_vector
 from interp.store import Store, open_store
@@ -92,7 +93,7 @@ def all_steps(spec: DemoSpec) -> list[Step]:
         Step("truth", "Record true and false statements", seconds["record"], statements, _truth),
         Step("probes", "Truthfulness probes at every layer", seconds["probes"], [statements, spec.seed], _probes),
         Step("corpus", "Record a text corpus", corpus.seconds, [texts, spec.seed], _corpus),
-        Step("sae", "Sparse autoencoder", sae.seconds, [texts, _inputs(asdict(sae)), spec.seed], _sae),
+        Step("sae", "Sparse autoencoder", sae.seconds, [texts, _inputs(asdict(sae)), METRIC_VERSION, spec.seed], _sae),
         Step("steering", "Steering", steering.seconds, [_inputs(asdict(steering)), texts, spec.seed], _steering),
         Step(
             "calibration",

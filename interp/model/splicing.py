@@ -60,6 +60,8 @@ class Dictionary(Protocol):
     W_skip: Tensor | None
 
     @property
+    def is_transcoder(self) -> bool: ...
+    @property
     def d_in(self) -> int: ...
     @property
     def d_out(self) -> int: ...
@@ -238,8 +240,10 @@ def _places(
     """(sites, targets) of an SAE in this model, full name -> width."""
     if target is not None and site is None:
         raise ValueError("target= says where a transcoder writes: give site=, where it reads, as well")
-    if site is not None and target is None and sae.targets != sae.sites:
-        raise ValueError(f"site= moves a transcoder, which writes {', '.join(sae.targets)}: give target= as well")
+    if site is not None and target is None and sae.is_transcoder:
+        raise ValueError(f"site={site!r} says where a transcoder reads: give target= as well, where it writes")
+    if site is None and sae.is_transcoder and sae.targets == sae.sites:
+        raise ValueError("the card of this transcoder does not say where it writes: give site= and target=")
     sites = [site] if site is not None else list(sae.sites)
     targets = [target] if target is not None else sites if site is not None else list(sae.targets)
     if not sites:

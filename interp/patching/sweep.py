@@ -184,6 +184,10 @@ def check_call(model: HookedTransformer, site: Any, mode: Any, by: Any) -> tuple
     if mode not in MODES:
         raise ValueError(f"mode={mode!r} is unknown; choose from {', '.join(MODES)}")
     if site not in (*STREAM, *BY_HEAD, *LATENTS):
+        kind, _, where = site.partition(":") if isinstance(site, str) else ("", "", "")
+        if kind in (*STREAM, *BY_HEAD, *LATENTS):
+            layer = f": site={kind!r}, layers=[{where.split('.')[0]}]" if where.split(".")[0].isdigit() else ""
+            raise ValueError(f"site={site!r} names a layer, but a sweep takes the kind, and its layers apart{layer}")
         raise ValueError(
             f"site={site!r} cannot be swept; choose from {', '.join((*STREAM, *BY_HEAD))}, or latents of a spliced SAE, such as "
             "resid_post.sae_acts_post"

@@ -117,9 +117,17 @@ def sae_frontier(frame: pd.DataFrame, pca: pd.DataFrame | None = None) -> alt.La
         text = alt.Chart(last).mark_text(align="left", dx=8, color=GREY)
         layers.append(text.encode(x=x, y=y, text="label:N"))
     if {"fvu_low", "fvu_high"} <= set(table):
-        layers.append(base.mark_rule(opacity=0.7).encode(x=x, y=alt.Y("fvu_low:Q").title(None), y2="fvu_high:Q"))
+        layers.append(
+            base.mark_rule(opacity=0.7).encode(
+                x=x, y=alt.Y("fvu_low:Q").title("fraction of variance unexplained"), y2="fvu_high:Q"
+            )
+        )
     if {"l0_low", "l0_high"} <= set(table):
-        layers.append(base.mark_rule(opacity=0.7).encode(y=y, x=alt.X("l0_low:Q").title(None), x2="l0_high:Q"))
+        layers.append(
+            base.mark_rule(opacity=0.7).encode(
+                y=y, x=alt.X("l0_low:Q").title("active latents per row (L0), or PCA's rank"), x2="l0_high:Q"
+            )
+        )
     layers.append(base.mark_point(filled=True, size=60, opacity=1).encode(x=x, y=y))
     if len(table) <= 12:
         text = base.mark_text(align="left", dx=8, dy=-6, fontSize=10, color=INK)

@@ -38,6 +38,7 @@ from torch import Tensor
 from interp import artifact
 from interp.dataset import grouped_split
 from interp.model import HookedTransformer
+from interp.model.splicing import check_model
 from interp.probe.figures import auroc
 from interp.probe.inputs import check_activations
 from interp.probe.methods import fit_logistic
@@ -150,20 +151,27 @@ def feature_absorption(
         sae: an SAE of one or several sites that have a row per token.
         model: the model that it was trained on.
         words: words of ASCII letters, None for `vocabulary_words`.
-        per_letter: most words of one letter, where `words` is None.
+        per_letter: most words of one letter, where `words` is None; at least 2 MIN_WORDS.
         prompt: what each word is read behind.
         min_f1: what the probe of a letter must reach on words that it did not see.
         batch_size: words at a time.
         seed: of the choice of words and their split.
 
     Raises:
-        ValueError: a transcoder, an SAE without sites, an encoder, a model without such words, and what
+        ValueError: a transcoder, an SAE without sites or of another model, an encoder, a model without such words, and what
             `absorption_of_rows` refuses.
     """
     if not sae.sites:
         raise ValueError("the SAE does not say its site: give it one in its card, or use absorption_of_rows")
+    if sae.is_transcoder or sae.d_in != sae.d_out:
+        raise ValueError(_WRITES_ELSEWHERE)
+    check_model(model, [sae])
+    # What follows is said here, and not after the model has run.
+    _check_f1(min_f1)
+    if words is None and isinstance(per_letter, int) and 0 < per_letter < 2 * MIN_WORDS:
+        raise ValueError(f"per_letter={per_letter} is too few: each letter needs {2 * MIN_WORDS} words or more")
     listed = vocabulary_words(model, per_letter, seed) if words is None else list(words)
-    first_letters(listed)
+    _letters_with_words(first_letters(listed))
     rows = word_activations(model, listed, sae.sites, prompt=prompt, batch_size=batch_size)
     more = {"prompt": prompt, "model": model.fingerprint}
     return absorption_of_rows(sae, torch.cat(list(rows.values()), dim=1), listed, min_f1=min_f1, seed=seed, card=more)
@@ -193,15 +201,12 @@ def absorption_of_rows(
             two letters with 60 words.
     """
     if sae.is_transcoder or sae.d_in != sae.d_out:
-        raise ValueError("absorption compares what is written with what is read: a transcoder writes another site")
-    if not 0 <= min_f1 <= 1:
-        raise ValueError(f"min_f1 is an F1 score between 0 and 1, got {min_f1}")
+        raise ValueError(_WRITES_ELSEWHERE)
+    _check_f1(min_f1)
     letter, rows = first_letters(words), check_activations(x, "the activations")
     if len(rows) != len(words):
         raise ValueError(f"there are {len(words)} words for {len(rows)} rows")
-    kept = [c for c in LETTERS if letter.count(c) >= 2 * MIN_WORDS]
-    if len(kept) < 2:
-        raise ValueError(f"at least two letters need {2 * MIN_WORDS} words or more: give more words")
+    kept = _letters_with_words(letter)
     chosen = np.flatnonzero([c in kept for c in letter])
     y = np.array([kept.index(letter[i]) for i in chosen])
     task = _Task(sae, rows[torch.from_numpy(chosen)], [words[int(i)] for i in chosen], kept, y, seed)
@@ -217,6 +222,22 @@ def absorption_of_rows(
         "provenance": artifact.provenance(seed=seed),
     }
     return _report(pd.DataFrame(lines), [part for part in parts if part is not None], {**(card or {}), **own})
+
+
+_WRITES_ELSEWHERE = "absorption compares what is written with what is read: a transcoder writes another site"
+
+
+def _letters_with_words(letter: Sequence[str]) -> list[str]:
+    """The letters of which there are enough words for both parts. ValueError where they are not two."""
+    kept = [c for c in LETTERS if letter.count(c) >= 2 * MIN_WORDS]
+    if len(kept) < 2:
+        raise ValueError(f"at least two letters need {2 * MIN_WORDS} words or more: give more words=")
+    return kept
+
+
+def _check_f1(min_f1: float) -> None:
+    if not 0 <= min_f1 <= 1:
+        raise ValueError(f"min_f1 is an F1 score between 0 and 1, got {min_f1}")
 
 
 class _EvenDesign(Design):

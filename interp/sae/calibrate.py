@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.sae.evaluate import trained_l0
 from interp.sae.model import SAE
 from interp.sae.rows import row_numbers
 from interp.sae.select import above
@@ -33,7 +34,7 @@ def calibrate_l0(
         sae: a JumpReLU SAE with thresholds above 0, such as a trained BatchTopK or Matryoshka one.
         data: a store that has its sites (typical rows are used), or a float tensor [row d_in].
         l0: mean active latents per row. None: the k or l0 of its training.
-        rows: for a store: numbers or a mask of its rows, None for all.
+        rows: for a store: numbers, a mask or a slice of its rows, None for all.
         batch_size: rows at a time.
 
     Returns:
@@ -44,8 +45,7 @@ def calibrate_l0(
     """
     if sae.threshold is None or not bool((sae.threshold > 0).all()):
         raise ValueError(f"calibration moves thresholds above 0; this SAE is {sae.architecture} and has none to move")
-    config = sae.card.get("config") or {}
-    wanted = l0 if l0 is not None else config.get("k", config.get("l0"))
+    wanted = l0 if l0 is not None else trained_l0(sae)
     if not isinstance(wanted, int | float) or not 0 < wanted < sae.n_latents:
         raise ValueError(f"l0 is a number of latents between 0 and {sae.n_latents}, got {wanted!r}")
     n_rows, ratios = 0, []

@@ -5,6 +5,7 @@
 
 import math
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,29 +64,44 @@ class SAEConfig:
                 f"{type(self).__name__} is of kind {own!r}: for {self.kind!r} call SAEConfig(kind={self.kind!r})"
             )
         object.__setattr__(self, "kind", own)
-        if isinstance(self.width, str) and _MULTIPLE.fullmatch(self.width) is None:
+        if isinstance(self.width, str) and (_MULTIPLE.fullmatch(self.width) is None or float(self.width[:-1]) == 0):
             raise ValueError(
                 f'width is a number of latents or a multiple of the rows\' width such as "8x", got {self.width!r}'
             )
         self._at_least_one("batch_size", "epochs", "checkpoint_every", "log_every")
         self._at_least_one("dead_window", optional=True)
-        if isinstance(self.width, int):
-            self._require("width", self.width >= 1, "at least 1")
-        self._require("lr", self.lr is None or 0 < self.lr < math.inf, "above 0")
-        for name in ("warmup", "decay"):
-            self._require(name, 0 <= getattr(self, name) <= 1, "a share between 0 and 1")
+        if not isinstance(self.width, str):
+            self._at_least_one("width")
+        self._real("lr", "above 0", lambda lr: lr > 0, optional=True)
+        self._shares("warmup", "decay")
         if self.warmup + self.decay > 1:
             raise ValueError(f"warmup + decay must be at most 1, got {self.warmup + self.decay!r}")
-        self._require("grad_clip", self.grad_clip > 0, "above 0")
+        self._real("grad_clip", "above 0", lambda norm: norm > 0)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed is a whole number from 0 to 2^63 - 1, got {self.seed!r}")
 
     def _at_least_one(self, *names: str, optional: bool = False) -> None:
         for name in names:
             value = getattr(self, name)
-            self._require(name, (optional and value is None) or value >= 1, "at least 1")
+            if optional and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ValueError(f"{name} is a whole number, got {value!r}")
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value!r}")
 
-    def _require(self, name: str, good: bool, rule: str) -> None:
-        if not good:
-            raise ValueError(f"{name} must be {rule}, got {getattr(self, name)!r}")
+    def _real(self, name: str, rule: str, good: Callable[[float], bool], *, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if optional and value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"{name} is a finite number, got {value!r}")
+        if not good(value):
+            raise ValueError(f"{name} must be {rule}, got {value!r}")
+
+    def _shares(self, *names: str) -> None:
+        for name in names:
+            self._real(name, "a share between 0 and 1", lambda share: 0 <= share <= 1)
 
     def n_latents(self, d: int) -> int:
         """The number of latents for rows of width d. ValueError where the kind's other choices do not fit."""
@@ -123,9 +139,9 @@ class TopKConfig(SAEConfig):
         super().__post_init__()
         self._at_least_one("k")
         self._at_least_one("k_aux", optional=True)
-        if isinstance(self.width, int):
-            self._require("width", self.width >= self.k, f"at least k = {self.k}")
-        self._require("aux_alpha", 0 <= self.aux_alpha < math.inf, "at least 0")
+        if isinstance(self.width, int) and self.width < self.k:
+            raise ValueError(f"width must be at least k = {self.k}, got {self.width!r}")
+        self._real("aux_alpha", "at least 0", lambda weight: weight >= 0)
 
     def n_latents(self, d: int) -> int:
         width = super().n_latents(d)
@@ -146,8 +162,7 @@ class BatchTopKConfig(TopKConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        decay = self.threshold_decay
-        self._require("threshold_decay", decay is None or 0 <= decay < 1, "at least 0 and below 1")
+        self._real("threshold_decay", "at least 0 and below 1", lambda share: 0 <= share < 1, optional=True)
 
     def threshold_kept(self, n_steps: int) -> float:
         """Share of the running threshold that stays at each step."""
@@ -165,9 +180,11 @@ class MatryoshkaConfig(BatchTopKConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "groups", tuple(float(share) for share in self.groups))
-        good = all(share > 0 for share in self.groups) and math.isclose(sum(self.groups), 1, abs_tol=1e-6)
-        self._require("groups", good, "shares above 0 that sum to 1")
+        shares = tuple(self.groups) if isinstance(self.groups, Iterable) else ()
+        numbers = all(isinstance(share, int | float) and share > 0 for share in shares)
+        if not numbers or not math.isclose(sum(shares), 1, abs_tol=1e-6):
+            raise ValueError(f"groups must be shares above 0 that sum to 1, got {self.groups!r}")
+        object.__setattr__(self, "groups", tuple(map(float, shares)))
 
     def group_ends(self, n_latents: int) -> list[int]:
         """Where each prefix ends. ValueError where a group would be empty."""
@@ -199,14 +216,20 @@ class JumpReLUConfig(SAEConfig):
     threshold_lr: float = 10.0
     """Learning rate of the thresholds, as a multiple of the others'."""
 
+    def n_latents(self, d: int) -> int:
+        width = super().n_latents(d)
+        if self.l0 >= width:
+            raise ValueError(f"l0 = {self.l0} is no aim for {width} latents: give a larger width or a smaller l0")
+        return width
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("l0", "bandwidth", "threshold_lr"):
-            self._require(name, 0 < getattr(self, name) < math.inf, "above 0")
+            self._real(name, "above 0", lambda value: value > 0)
         for name in ("sparsity", "initial_threshold"):
-            self._require(name, 0 <= getattr(self, name) < math.inf, "at least 0")
-        self._require("sparsity_warmup", 0 <= self.sparsity_warmup <= 1, "a share between 0 and 1")
-        self._require("l0_coefficient", self.l0_coefficient is None or self.l0_coefficient >= 0, "at least 0")
+            self._real(name, "at least 0", lambda value: value >= 0)
+        self._shares("sparsity_warmup")
+        self._real("l0_coefficient", "at least 0", lambda value: value >= 0, optional=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,9 +247,9 @@ class StandardConfig(SAEConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require("l1", 0 <= self.l1 < math.inf, "at least 0")
-        self._require("initial_bias", math.isfinite(self.initial_bias), "finite")
-        self._require("sparsity_warmup", 0 <= self.sparsity_warmup <= 1, "a share between 0 and 1")
+        self._real("l1", "at least 0", lambda weight: weight >= 0)
+        self._real("initial_bias", "finite", math.isfinite)
+        self._shares("sparsity_warmup")
 
 
 @dataclass(frozen=True, kw_only=True)

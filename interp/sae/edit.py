@@ -14,6 +14,7 @@ come free. Templeton et al. 2024, Scaling monosemanticity, https://transformer-c
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,9 @@ from interp.intervene import HookFunction, chosen_tokens
 from interp.intervene.place import check_place
 from interp.model import HookedTransformer
 from interp.model.splicing import check_model
+from interp.sae.features import SAEFeatures, check_features
 from interp.sae.model import SAE
+from interp.sae.roles import known_targets
 
 KINDS = ("add", "clamp", "ablate")
 UNITS = {"raw": None, "max": "max", "mean": "mean_active"}
@@ -64,7 +67,7 @@ class SteerLatent:
         check_place(self.where, self.positions, self.phase)
         if not isinstance(self.sae, SAE):
             raise ValueError(f"SteerLatent takes an SAE, got {type(self.sae).__name__}: see train_sae and load_sae")
-        if not self.sae.targets:
+        if not known_targets(self.sae):
             raise ValueError("the SAE does not say its site: put it into its card, sae = SAE(..., card={'site': ...})")
         check_latents(self.sae, self.latents)
         if self.kind not in KINDS:
@@ -76,26 +79,36 @@ class SteerLatent:
                 raise ValueError(
                     f"ablate takes the latents out whole, and no value={self.value!r}; clamp holds them at one"
                 )
-        elif not _are_numbers(self.value, len(self.latents)):
+        elif not _are_numbers(self._values, len(self.latents)):
             raise ValueError(
                 f"kind={self.kind!r} needs value=, a finite number or one for each of {len(self.latents)} latents; got "
                 f"{self.value!r}"
             )
+        if isinstance(self.features, SAEFeatures):
+            check_features(self.features, self.sae)
         self.amounts()  # refuses a unit that is not known, before anything runs
 
     @property
     def latents(self) -> list[Any]:
         """The latents, as a list."""
-        given = self.latent.tolist() if isinstance(self.latent, np.ndarray | np.generic | Tensor) else self.latent
+        given = _plain(self.latent)
         several = given if isinstance(given, list | tuple | range) else [given]
         return [int(each) if isinstance(each, np.integer) else each for each in several]
 
+    @property
+    def _values(self) -> Any:
+        """The value without numpy and torch around it: a number, or a list with one for each latent."""
+        given = _plain(self.value)
+        return [_plain(each) for each in given] if isinstance(given, list | tuple) else given
+
     def amounts(self) -> Float[Tensor, " latent"]:
         """What is added or held, in activations; zeros for `ablate`."""
-        given = torch.tensor(0.0 if self.value is None else self.value, dtype=torch.float64).expand(len(self.latents))
+        values = 0.0 if self.value is None else self._values
+        several = values if isinstance(values, list) else [values] * len(self.latents)
+        given = torch.tensor([float(each) for each in several], dtype=torch.float64)
         column = UNITS[self.unit]
         if column is None or self.kind == "ablate":
-            return given.clone()
+            return given
         return given * torch.tensor(_known(self.features, self.latents, column), dtype=torch.float64)
 
     def describe(self) -> dict[str, Any]:
@@ -205,7 +218,7 @@ def latent_direction(sae: SAE, latent: int | Any) -> LatentDirection:
     check_latents(sae, [latent])
     if len(sae.targets) != 1:
         raise ValueError(f"a direction stands at one site, this SAE writes {len(sae.targets)}: use SteerLatent")
-    site = sae.targets[0]
+    site = known_targets(sae)[0]
     own = None if sae.is_transcoder else sae.card.get("typical_norm")
     norm = (sae.card.get("typical_norms") or {}).get(site, own)
     if not norm:
@@ -232,10 +245,16 @@ def check_latents(sae: SAE, latents: Sequence[Any]) -> None:
         raise ValueError(f"name each latent once, and at least one; got {list(latents)}")
 
 
+def _plain(value: Any) -> Any:
+    """What stands in an array or a tensor, as numbers and lists; anything else as it is."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic | Tensor) else value
+
+
 def _are_numbers(value: Any, n: int) -> bool:
     """Whether a value is a finite number, or n of them."""
-    numbers = value if isinstance(value, list | tuple) else [value] * n
-    return len(numbers) == n and all(isinstance(each, int | float) and math.isfinite(each) for each in numbers)
+    numbers = value if isinstance(value, list) else [value] * n
+    real = all(isinstance(each, Real) and not isinstance(each, bool) for each in numbers)
+    return len(numbers) == n and real and all(map(math.isfinite, numbers))
 
 
 def _known(features: Any, latents: Sequence[int], column: str) -> list[float]:

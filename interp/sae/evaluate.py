@@ -30,8 +30,8 @@ from torch import Tensor
 from interp.artifact import read_json, write_json
 from interp.bootstrap import ratio_interval
 from interp.sae.model import SAE
-from interp.sae.roles import full_name
-from interp.sae.rows import row_numbers
+from interp.sae.roles import full_name, known_targets
+from interp.sae.rows import documents, row_numbers
 from interp.sae.sums import MeasuredRows, RowSums
 from interp.sae.tensors import moments_of
 from interp.store import Store
@@ -66,7 +66,8 @@ class SAEReport:
     l0_p99: float
     l0_max: int
     l0_wanted: float | None
-    """The L0 that training aimed at: k, or the target of the penalty; None where the card does not say."""
+    """The L0 that the thresholds were calibrated to, else the one that training aimed at: k, or the target of the
+    penalty; None where there was none, or the card does not say."""
     l1: float
     """Mean sum of activation times length of the decoder row (of several targets the sum of the lengths), per row."""
     dead_share: float
@@ -121,18 +122,23 @@ class SAEReport:
 
 def load_sae_report(path: str | os.PathLike[str]) -> SAEReport:
     """Read what `SAEReport.save` wrote. ValueError for another file, or figures of another metric version."""
+    return SAEReport(**read_figures(path, "sae_report", SAEReport))
+
+
+def read_figures(path: str | os.PathLike[str], kind: str, report: type[Any]) -> dict[str, Any]:
+    """The fields of a saved report. ValueError for a file of another kind, another metric version, or a part of one."""
     content = read_json(path)
-    if not isinstance(content, dict) or content.pop("kind", None) != "sae_report":
-        raise ValueError(f"{path} holds no report of an SAE")
+    if not isinstance(content, dict) or content.pop("kind", None) != kind:
+        raise ValueError(f"{path} holds no {kind.replace('_', ' ')}")
     if content.get("metric_version") != METRIC_VERSION:
         raise ValueError(
             f"{path} has figures of version {content.get('metric_version')!r}, these are {METRIC_VERSION!r}: they are not "
             "to be compared, so measure again"
         )
-    fields = {field.name for field in dataclasses.fields(SAEReport)}
+    fields = {field.name for field in dataclasses.fields(report)}
     if set(content) != fields:
         raise ValueError(f"{path} is not a whole report ({', '.join(sorted(fields ^ set(content)))}): measure again")
-    return SAEReport(**content)
+    return content
 
 
 def evaluate_sae(
@@ -152,9 +158,9 @@ def evaluate_sae(
         data: a store; a float tensor [row d_in], or {site: tensor [row d]} of the same rows; or batches of either. Only a
             store knows which rows are not typical (at any of the sites involved); of the others every row counts.
         site: for a store: what is read, where it is not what the card says; a list for a crosscoder.
-        target: for a transcoder: of a store the site that it writes, where it is not what the card says; for a tensor the
-            tensor [row d_out] that it should write.
-        rows: for a store: numbers or a mask of its rows, None for all; `split_rows` makes them.
+        target: for a transcoder: of a store, of {site: tensor} or of batches of them the site that it writes, where it is
+            not what the card says; for a tensor the tensor [row d_out] that it should write.
+        rows: for a store: numbers, a mask or a slice of its rows, None for all; `split_rows` makes them.
         batch_size: rows at a time. It does not change the result.
         seed: of the draws for the intervals.
 
@@ -198,10 +204,10 @@ def _of_store(
         raise ValueError(f"the SAE does not say its site: give site=..., one of {', '.join(store.sites)}")
     if target is not None and not isinstance(target, str):
         raise ValueError(f"of a store, target= is the name of a site, got {type(target).__name__}")
-    targets = (full_name(target),) if target is not None else sae.targets if sae.is_transcoder else sites
+    targets = (full_name(target),) if target is not None else known_targets(sae) if sae.is_transcoder else sites
     wanted = row_numbers(store, rows)
     typical = np.logical_and.reduce([store.typical(name) for name in dict.fromkeys((*sites, *targets))])
-    unit = _documents(store)
+    unit = documents(store)
 
     def read(names: tuple[str, ...], numbers: Int[np.ndarray, " row"]) -> Tensor:
         return torch.cat([store.rows(name, numbers) for name in names], dim=1)
@@ -223,40 +229,32 @@ def _sites(sae: SAE, site: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(map(full_name, named)) or sae.sites
 
 
-def _documents(store: Store) -> Int[np.ndarray, " row"]:
-    """The text of each row, pieces of one document counted as one."""
-    text, examples = store.tokens["text"].to_numpy(), store.examples
-    if "document" not in examples:
-        return text
-    document = examples["document"]
-    own = document.where(document.notna(), -1 - document.index.to_series())  # a text that is no piece is its own
-    return own.astype("int64").loc[text].to_numpy()
-
-
 def _of_batches(sae: SAE, data: object, site: str | Sequence[str] | None, target: Any, batch_size: int) -> _Plan:
     if not isinstance(data, Iterable):
         raise ValueError(f"evaluation takes a store, batches or a tensor [row d_in], got {type(data).__name__}")
-    if target is not None and not (isinstance(data, Tensor) and isinstance(target, Tensor)):
-        raise ValueError("target= goes with a tensor and is one [row d_out]; batches hold {site: tensor} instead")
+    if target is not None and not isinstance(target, Tensor if isinstance(data, Tensor) else str):
+        raise ValueError(
+            "of a tensor, target= is the tensor [row d_out] that should be written; of {site: tensor}, the name of a site"
+        )
     sites = _sites(sae, site)
-    targets = sae.targets if sae.is_transcoder else sites
+    targets, written = ((full_name(target),), None) if isinstance(target, str) else (_targets(sae, sites), target)
     if isinstance(data, Mapping):
-        data, y = _of_sites(data, sites, targets)
-        target = None if y is data else y
-    if isinstance(data, Tensor) and target is not None and len(data) != len(target):
-        raise ValueError(f"there are {len(data)} rows to read and {len(target)} to write: they are the same rows")
+        data, y = _of_sites(sae, data, sites, targets)
+        written = None if y is data else y
+    if isinstance(data, Tensor) and written is not None and len(data) != len(written):
+        raise ValueError(f"there are {len(data)} rows to read and {len(written)} to write: they are the same rows")
 
     def pairs() -> Iterator[tuple[Tensor, Tensor]]:
         if isinstance(data, Tensor):
             read = data.split(batch_size)
-            yield from zip(read, read if target is None else target.split(batch_size), strict=True)
+            yield from zip(read, read if written is None else written.split(batch_size), strict=True)
         else:
-            yield from (_of_sites(batch, sites, targets) for batch in data)
+            yield from (_of_sites(sae, batch, sites, targets) for batch in data)
 
     def batches() -> Iterator[MeasuredRows]:
         n = 0
         for x, y in pairs():
-            if x is y and (sae.is_transcoder or sae.d_in != sae.d_out):
+            if x is y and (sae.is_transcoder or targets != sites):
                 raise ValueError(
                     "a transcoder writes other rows than it reads: give target=, or batches {site: tensor}"
                 )
@@ -267,10 +265,18 @@ def _of_batches(sae: SAE, data: object, site: str | Sequence[str] | None, target
     return _Plan(batches(), sites, targets, tuple(sae.widths[name] for name in targets) if known else (sae.d_out,))
 
 
-def _of_sites(batch: Any, sites: tuple[str, ...], targets: tuple[str, ...]) -> tuple[Tensor, Tensor]:
+def _targets(sae: SAE, sites: tuple[str, ...]) -> tuple[str, ...]:
+    """What is written where `sites` are read; none where the card of a transcoder does not say."""
+    if not sae.is_transcoder:
+        return sites
+    return sae.targets if sae.targets != sae.sites else ()
+
+
+def _of_sites(sae: SAE, batch: Any, sites: tuple[str, ...], targets: tuple[str, ...]) -> tuple[Tensor, Tensor]:
     """What is read and what is to be written, of a batch in either form."""
     if not isinstance(batch, Mapping):
         return batch, batch
+    targets = targets or known_targets(sae)
     missing = [name for name in (*sites, *targets) if name not in batch]
     if missing or not sites:
         raise ValueError(
@@ -302,7 +308,7 @@ def _report(plan: _Plan, typical: RowSums, rest: RowSums, seed: int) -> SAERepor
         l0_high=l0_ends[1],
         **{f"l0_p{p}": np.quantile(l0, p / 100).item() for p in (10, 50, 90, 99)},
         l0_max=int(l0.max()),
-        l0_wanted=_wanted_l0(typical.sae),
+        l0_wanted=(typical.sae.card.get("calibrated") or {}).get("l0") or trained_l0(typical.sae),
         l1=l1 / typical.n_rows,
         dead_share=(typical.fired == 0).double().mean().item(),
         dense_share=(typical.fired > DENSE * typical.n_rows).double().mean().item(),
@@ -331,9 +337,11 @@ def _ends(
     return low.item(), high.item()
 
 
-def _wanted_l0(sae: SAE) -> float | None:
+def trained_l0(sae: SAE) -> float | None:
+    """The L0 that training aimed at; None where a weight of the penalty was given instead, or the card does not say."""
     config = sae.card.get("config") or {}
-    wanted = config.get("k") or config.get("l0") or sae.k
+    target = None if config.get("l0_coefficient") is not None else config.get("l0")
+    wanted = config.get("k") or target or sae.k
     return None if wanted is None else float(wanted)
 
 

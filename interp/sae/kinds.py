@@ -44,7 +44,8 @@ class Encoded:
     exact: bool
     """Whether `pre` is precise enough to be the value as well."""
     W_dec: Float[Tensor, "latent d_out"]
-    b_dec: Float[Tensor, " d_out"]
+    rest: Float[Tensor, "*row d_out"]
+    """What is written without any latent: b_dec, and what the skip path makes of x."""
     extra: Mapping[str, Tensor]
     """The kind's own parameters."""
     l1_weight: Float[Tensor, " latent"] | None
@@ -86,10 +87,10 @@ def topk(batch: Encoded, config: TopKConfig) -> Coded:
 def batchtopk(batch: Encoded, config: BatchTopKConfig) -> Coded:
     """The k x rows largest of the batch, and of those the positive ones."""
     pattern = batch_top(batch.pre, config.k * len(batch.pre))
-    values = batch.at(pattern).relu()
-    lowest = values.detach()
-    lowest = lowest[lowest > 0]
-    return Coded(pattern, values, threshold=lowest.min() if len(lowest) else values.new_zeros(()))
+    # The level that chose, not the smallest exact value: behind a bfloat16 product that is below it.
+    chosen = pattern.at(batch.pre)
+    level = chosen.min().clamp_min(0) if len(chosen) else chosen.new_zeros(())
+    return Coded(pattern, batch.at(pattern).relu(), threshold=level.to(batch.x.dtype))
 
 
 def jumprelu(batch: Encoded, config: JumpReLUConfig) -> Coded:
@@ -117,9 +118,11 @@ def gated(batch: Encoded, config: GatedConfig) -> Coded:
     gate = batch.at(pattern).relu()
     linear = gate - batch.b_enc[pattern.latent]
     scale, bias = batch.extra["r_mag"].exp()[pattern.latent], batch.extra["b_mag"][pattern.latent]
-    by_gate = sparse_decode(gate, pattern, batch.W_dec.detach()) + batch.b_dec.detach()
+    by_gate = sparse_decode(gate, pattern, batch.W_dec.detach()) + batch.rest.detach()
     auxiliary = (by_gate - batch.y).square().sum() / batch.y.numel()
-    return Coded(pattern, (linear * scale + bias).relu(), penalty=_l1(batch, config, pattern, gate) + auxiliary)
+    return Coded(
+        pattern, (linear * scale + bias).relu() * (gate > 0), penalty=_l1(batch, config, pattern, gate) + auxiliary
+    )
 
 
 CODES: dict[str, Code] = {

@@ -18,6 +18,7 @@ x is raw: the input scale of the training is folded into the weights already. Ro
 (`requires_grad` is off); gradients still flow through it to x.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -171,8 +172,9 @@ class SAE(nn.Module):
 
     @property
     def is_transcoder(self) -> bool:
-        """Whether it writes other sites than it reads."""
-        return self.sites != self.targets
+        """Whether it writes something else than it reads, also where its sites are not known."""
+        imported = (self.card.get("imported") or {}).get("transcoder", False)
+        return self.sites != self.targets or self.W_skip is not None or self.d_in != self.d_out or bool(imported)
 
     def require_raw(self) -> None:
         """ValueError where it does not read activations as they are, so that rows of a store mean nothing to it."""
@@ -189,6 +191,10 @@ class SAE(nn.Module):
 
     def active(self, x: Float[Tensor, "row d_in"]) -> ActiveLatents:
         """The latents that fire only: L0 numbers a row instead of `n_latents`."""
+        if not math.isfinite(x.detach().sum()) and len(bad := (~x.isfinite().all(dim=1)).nonzero()):
+            raise ValueError(
+                f"{len(bad)} of {len(x)} rows that the SAE reads are NaN or infinite, the first is row {int(bad[0])}"
+            )
         pre = self.pre_activations(x)
         if self.architecture == "topk":
             assert self.k is not None

@@ -1,7 +1,9 @@
 """Several processes that train one dictionary together, each on its own rows.
 
-`torchrun --nproc-per-node 2 -m interp sae train ...` starts them. Gradients are averaged, and a latent has fired when it
-fired anywhere, so every process makes the same step and the result is that of one process with the joint batch.
+`torchrun --nproc-per-node 2 -m interp sae train ...` starts them. Gradients and figures are averaged, and a latent has fired
+when it fired anywhere, so every process makes the same step. For TopK, gated and standard dictionaries it is the step of
+one process with the joint batch. Elsewhere a process looks at its own rows first: BatchTopK and Matryoshka choose the
+largest of each process' rows, the L0 of JumpReLU's penalty and the variance in AuxK are those of each process' rows.
 """
 
 import os
@@ -42,6 +44,12 @@ class Peers:
         counts = flags.to(torch.int32)
         distributed.all_reduce(counts)
         flags.copy_(counts > 0)
+
+    def agree(self, asked: bool) -> bool:
+        """Whether any process is asked to stop. All leave at the same step, or one would wait for the others forever."""
+        flag = torch.tensor([asked])
+        self.any_(flag)
+        return bool(flag)
 
     def wait(self) -> None:
         """Go on when all processes have come here."""

@@ -1,7 +1,8 @@
 """Sparse probing: does an SAE hold a concept in a few latents, where activations hold it in many dimensions?
 
-1. One row a text: the last token's activation, or the mean over its typical tokens. Of latents the mean is that of the
-   latents, not the latents of the mean.
+1. One row a text: the last token's activation, or the mean over the tokens that are typical at every site that the SAE
+   reads, and at those that it writes as far as the store has them. Of latents the mean is that of the latents, not the
+   latents of the mean.
 2. Texts are divided into folds by group. In each training part the k latents with the largest |mean of the positives -
    mean of the negatives| are chosen, and a logistic probe reads them; its strength and threshold are chosen inside the
    training part too.
@@ -138,13 +139,13 @@ def sparse_probing(
         seed: of the folds and the draws.
 
     Raises:
-        ValueError: k outside 1 ... d_in, no labels or groups, another width, NaN, a store without the SAE's sites or with
-            other tokens, and what `fit_probe` refuses.
+        ValueError: k below 1, above d_in or above the number of latents, no labels or groups, another width, NaN, a store
+            without the SAE's sites or with other tokens, and what `fit_probe` refuses.
     """
-    sizes = sorted(set(ks))
-    if not sizes or not all(isinstance(k, int) for k in sizes) or not 1 <= sizes[0] <= sizes[-1] <= sae.d_in:
+    sizes, most = sorted(set(ks)), min(sae.d_in, sae.n_latents)
+    if not sizes or not all(isinstance(k, int) for k in sizes) or not 1 <= sizes[0] <= sizes[-1] <= most:
         raise ValueError(
-            f"ks are numbers of latents between 1 and the width of the activations, {sae.d_in}; got {ks!r}"
+            f"ks lie between 1 and {most}, for there are {sae.n_latents} latents and {sae.d_in} dimensions; got {ks!r}"
         )
     if isinstance(data, Store):
         sae.require_raw()
@@ -226,30 +227,38 @@ def _of_store(sae: SAE, store: Store, tokens: str, y: Column | None, groups: Col
         )
     if tokens not in ("last", "mean"):
         raise ValueError(f"tokens is 'last' or 'mean', got {tokens!r}")
-    pooled = [store.pooled(name, tokens) for name in sae.sites]
+    source = store if tokens == "last" else _typical_at_all(sae, store)
+    pooled = [source.pooled(name, tokens) for name in sae.sites]
     x, texts = torch.cat([rows for rows, _ in pooled], dim=1), pooled[0][1]
-    latents = _encoded(sae, x) if tokens == "last" else _mean_latents(sae, store)
+    latents = _encoded(sae, x) if tokens == "last" else _mean_latents(sae, source)
     label = texts["label"] if y is None and "label" in texts else y
     group = texts["group"] if groups is None and "group" in texts else groups
     return check_activations(x, "the activations"), latents, label, group
 
 
+def _typical_at_all(sae: SAE, store: Store) -> Store:
+    """A view of the tokens that are typical at every site of the SAE that the store has. ValueError for a text without."""
+    names = [*sae.sites, *(name for name in sae.targets if name in store.sites)]
+    frame = store.tokens
+    typical = np.logical_and.reduce([store.typical(name) for name in names]) & (frame["position"] >= 0).to_numpy()
+    text = frame["text"].to_numpy()
+    without = np.setdiff1d(text, text[typical])
+    if len(without):
+        raise ValueError(
+            f"text {without[0]} has no typical token of its own in this store, so its latents have no mean: record with "
+            "tokens='all', leave it out, or use tokens='last'"
+        )
+    return store.select(rows=typical)
+
+
 @torch.no_grad()
 def _mean_latents(sae: SAE, store: Store) -> Float64[Tensor, "text latent"]:
-    """Mean of each latent over the typical tokens of each text."""
-    frame = store.tokens
-    typical = np.logical_and.reduce([store.typical(name) for name in sae.sites]) & (frame["position"] >= 0).to_numpy()
-    numbers, text = np.unique(frame["text"].to_numpy(), return_inverse=True)
-    rows = np.flatnonzero(typical)
-    counts = torch.from_numpy(np.bincount(text[rows], minlength=len(numbers)))
-    if not bool(counts.all()):
-        raise ValueError(
-            f"text {numbers[int(counts.argmin())]} has no typical token of its own in this store, so its latents have no "
-            "mean: record with tokens='all', leave it out, or use tokens='last'"
-        )
+    """Mean of each latent over the rows of each text."""
+    numbers, text = np.unique(store.tokens["text"].to_numpy(), return_inverse=True)
+    counts = torch.from_numpy(np.bincount(text))
     sums = torch.zeros(len(numbers) * sae.n_latents, dtype=torch.float64)
-    for start in range(0, len(rows), _ROWS):
-        part = rows[start : start + _ROWS]
+    for start in range(0, store.n_rows, _ROWS):
+        part = np.arange(start, min(start + _ROWS, store.n_rows))
         active = sae.active(torch.cat([store.rows(name, part) for name in sae.sites], dim=1).to(sae.W_enc))
         place = torch.from_numpy(text[part])[active.row.cpu()] * sae.n_latents + active.latent.cpu()
         sums.index_add_(0, place, active.values.double().cpu())

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from interp import sites as site_names
+from interp.sae.model import SAE
 
 UNNAMED = ""
 """Name of the site of rows that come without one."""
@@ -53,6 +54,17 @@ def plain_card(sites: Sequence[str], targets: Sequence[str], widths: Mapping[str
     """The card of rows that say nothing of where they come from."""
     unknown = dict.fromkeys(("model", "typical_norm", "typical_norms", "n_rows_of_store", "left_out"))
     return {**site_card(sites, targets, widths), **unknown}
+
+
+def known_targets(sae: SAE) -> tuple[str, ...]:
+    """What an SAE writes, as its card says. ValueError for a transcoder whose card does not: it would pass for an SAE that
+    writes what it reads."""
+    if sae.is_transcoder and sae.targets == sae.sites:
+        raise ValueError(
+            "this is a transcoder whose card does not say what it writes: put the places into the card, SAE(..., "
+            "card={'sites': [...], 'targets': [...], 'widths': {...}}), or give site= and target= where they are taken"
+        )
+    return sae.targets
 
 
 def full_name(name: str) -> str:

@@ -29,11 +29,13 @@ from interp.dataset import grouped_split
 from interp.sae.config import SAEConfig
 from interp.sae.roles import UNNAMED, full_name, one_name, plain_card, site_card, sites_and_targets
 from interp.sae.tensors import moments_of, require_finite, same_length, tensor_batches
-from interp.store import Batches, Moments, Store
+from interp.store import Batches, Moments, Store, lookup
 from interp.store.lookup import find_site, whole_number
 
 _ROWS_AT_ONCE = 8192
 """Rows of a tensor whose moments are taken together; a number of its own, so that no choice of a run changes the scale."""
+_MOVING = ("epoch", "first", "row", "rows", "batches", "left_out", "rank")
+"""What a state says of where the iteration stands, and for which process; the rest of it is the order of the rows."""
 
 
 @runtime_checkable
@@ -111,10 +113,12 @@ class TrainingRows:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells these rows from others, JSON-ready, so that a checkpoint is not continued on other data. All ranks
-        have the same."""
+        """What tells these rows and their order from others, JSON-ready, so that a checkpoint is not continued on other
+        data. All ranks have the same, and it does not change while the batches are read."""
         numbers = [[moments.mean.tolist(), float(moments.variance.sum())] for moments in self.moments.values()]
-        return {"n_rows": self.n_rows, "n_steps": self.n_steps, "statistics": hash_json(numbers), **self.card}
+        order = {name: value for name, value in (self.state() or {}).items() if name not in _MOVING}
+        found = {"statistics": hash_json(numbers), "order": hash_json(order)}
+        return {"n_rows": self.n_rows, "n_steps": self.n_steps, **found, **self.card}
 
     def pair(
         self, batch: Tensor | Mapping[str, Tensor]
@@ -188,11 +192,12 @@ def training_rows(
     Args:
         data: a store; `live_rows(...)`; a tensor [row d_model]; {site: tensor} of the same rows, or (x, y) with a target;
             batches that can be read more than once, of tensors or of {site: tensor}: a list, or `store.batches(...)`.
-            Batches keep their own order, size and epochs.
+            Batches keep their own order, size and epochs, and are read from their beginning, also after `load_state`.
         config: its batch_size, seed and epochs are used.
         site: what is read, several sites for a crosscoder. Required for a store; None is everything else but the target.
         target: what is written, for a transcoder.
-        rows: numbers or a mask of the store rows to train on; those that are not typical are left out in any case.
+        rows: numbers, a mask or a slice of the store rows to train on; those that are not typical are left out in any
+            case.
         rank, world_size: number of this process, and how many share the rows. `config.batch_size` is that of all of them
             together, so that a run has the same steps however many processes there are.
 
@@ -243,7 +248,7 @@ def _of_store(
         rows=rows, epochs=config.epochs, rank=rank, world_size=world_size,
     )  # fmt: skip
     stats = {name: store.stats(name) for name in names}
-    typical = np.logical_and.reduce([store.typical(name) for name in names])
+    typical = np.logical_and.reduce([store.typical(name) for name in names])[row_numbers(store, rows)]
     card = {
         **site_card(sites, targets, batches.widths),
         "model": store.model_fingerprint,
@@ -285,6 +290,8 @@ def _of_tensors(
 
 
 def _of_batches(batches: Iterable[Any], site: str | Sequence[str] | None, target: str | None) -> TrainingRows:
+    if isinstance(batches, Resumable):
+        next(iter(batches), None)  # a state that was loaded is for one reading: the next begins at the start
     if not isinstance(batches, Batches):
         moments, n_steps = _moments_by_site(batches, site, target)
         n_rows = next(iter(moments.values())).count
@@ -338,11 +345,19 @@ def _share(batch_size: int, world_size: int) -> int:
 
 
 def row_numbers(store: Store, rows: Any) -> Int[np.ndarray, " n"]:
-    """Numbers or a mask of store rows, or None for all, as ascending numbers."""
-    if rows is None:
-        return np.arange(store.n_rows)
-    rows = np.asarray(rows)
-    return np.flatnonzero(rows) if rows.dtype == bool else np.unique(rows)
+    """Numbers, a mask or a slice of store rows, or None for all, as ascending numbers, each once. ValueError for rows that
+    are not there."""
+    return np.unique(lookup.row_numbers(rows, store.n_rows))
+
+
+def documents(store: Store) -> Int[np.ndarray, " row"]:
+    """The document of each row: texts cut from one long text have the same number, any other text has one of its own."""
+    text, examples = store.tokens["text"].to_numpy(np.int64), store.examples
+    if "document" not in examples:
+        return text
+    document = examples["document"]
+    own = document.where(document.notna(), -1 - document.index.to_series())
+    return own.astype("int64").loc[text].to_numpy()
 
 
 def split_rows(

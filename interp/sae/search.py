@@ -4,21 +4,22 @@ Each search returns a frame, the best hit first. A latent is found for what it f
 be among those that it reads or those that it raises; a direction may be near its encoder or its decoder.
 """
 
-import math
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from interp import sites as site_names
 from interp.model import HookedTransformer
-from interp.sae.features import SAEFeatures
+from interp.model.splicing import check_model
+from interp.sae.features import SAEFeatures, check_features
 from interp.sae.model import SAE
-from interp.store import OUTLIER_FACTOR
+from interp.sae.tokenmask import typical_tokens
 from interp.tokens import Tokens
 
 _LISTS = {
@@ -26,6 +27,8 @@ _LISTS = {
     "raises": ("up_token_ids", "up_tokens", "up_values"),
     "lowers": ("down_token_ids", "down_tokens", "down_values"),
 }
+_MOST_TOKENS = 2**24
+"""No vocabulary has so many: a number from there on is a mistake."""
 
 
 def search_by_token(features: SAEFeatures, token: int | str | Any, *, n: int | Any = 20) -> pd.DataFrame:
@@ -42,9 +45,12 @@ def search_by_token(features: SAEFeatures, token: int | str | Any, *, n: int | A
         largest value first.
 
     Raises:
-        ValueError: a text where the features were made without a model, an empty one, or n below 1.
+        ValueError: something else than an id or a text, a text where the features were made without a model, an empty one,
+            or n below 1.
     """
     _require_count(n)
+    if not isinstance(token, str):
+        token = _token_id(token)
     latents = features.latents
     if isinstance(token, str) and ("top_tokens" not in latents or not token.strip()):
         reason = "is empty" if not token.strip() else "cannot be found: these features were made without model="
@@ -65,6 +71,14 @@ def search_by_token(features: SAEFeatures, token: int | str | Any, *, n: int | A
     columns = ["role", "latent", "rank", "token_id", "token", "value", "density", "max"]
     kept = [name for name in columns if name in found]
     return found.loc[:, kept].astype({"token_id": np.int64, "value": np.float64})
+
+
+def _token_id(token: Any) -> int:
+    """ValueError for what can be no id."""
+    whole = isinstance(token, Integral) and not isinstance(token, bool)
+    if not whole or not 0 <= int(token) < _MOST_TOKENS:
+        raise ValueError(f"token={token!r} is no token: give an id, a whole number from 0 on, or a text")
+    return int(token)
 
 
 def _is_token(hits: pd.DataFrame, token: Any) -> Bool[np.ndarray, " hit"]:
@@ -106,12 +120,15 @@ def search_by_prompt(
         latent, value.
 
     Raises:
-        ValueError: no site in the card, several texts, no typical token, another width, max_density without features, or n
-            below 1.
+        ValueError: no site in the card, an SAE of another model, features of another SAE, several texts, no typical token,
+            another width, max_density without features, or n below 1.
     """
     _require_count(n)
     if max_density is not None and features is None:
         raise ValueError("max_density= needs features=, which say how often each latent fires")
+    check_model(model, [sae])
+    if features is not None:
+        check_features(features, sae)
     tokens = model.tokenize(prompt)
     if len(tokens) != 1:
         raise ValueError(f"give one prompt, got {len(tokens)}")
@@ -153,13 +170,9 @@ def _rows_of_prompt(
     layers = [site_names.layer_of(name) for name in names]
     stop = None if None in layers else max(layer for layer in layers if layer is not None) + 1
     cache = model.run_with_cache(tokens, names, stop_at_layer=stop)[1]
-    found = {name: cache[name].flatten(2)[0].float() for name in names}
-    special = sorted(model.tokenizer.special_ids) if model.tokenizer is not None else []
-    ids = tokens.ids[0]
-    typical = (tokens.mask & (tokens.positions > 0))[0] & ~torch.isin(ids, torch.tensor(special, device=ids.device))
-    for name, norm in _typical_norms(sae).items():
-        typical &= found[name].norm(dim=1) <= OUTLIER_FACTOR * norm
-    return sae.rows_of(torch.cat([found[name] for name in sae.sites], dim=1)), typical
+    found = {name: cache[name].flatten(2) for name in names}
+    typical = typical_tokens(model, tokens, found, _typical_norms(sae))[0]
+    return sae.rows_of(torch.cat([found[name][0].float() for name in sae.sites], dim=1)), typical
 
 
 def _typical_norms(sae: SAE) -> Mapping[str, float]:
@@ -214,12 +227,12 @@ def search_by_direction(
         (both, where the site is not known and both widths fit).
 
     Raises:
-        ValueError: another width, a direction that is zero or not finite, a site that is none of the SAE's, or counts below
-            1.
+        ValueError: another width, a direction that is no vector, zero or not finite, a site that is none of the SAE's, or
+            counts below 1.
     """
     _require_count(n)
     _require_count(n_random, "n_random")
-    vector = torch.as_tensor(getattr(direction, "direction", direction)).detach().double().cpu().flatten()
+    vector = _vector(direction)
     if not bool(vector.isfinite().all()) or not bool(vector.any()):
         raise ValueError("a direction has finite numbers that are not all zero")
     where = site or getattr(direction, "site", None)
@@ -238,6 +251,22 @@ def search_by_direction(
     frame = pd.DataFrame(columns)
     largest = np.maximum.reduce([np.abs(frame[f"{name}_cosine"].to_numpy()) for name in sides])
     return frame.iloc[np.argsort(-largest, kind="stable")[:n]].reset_index(drop=True)
+
+
+def _vector(direction: Any) -> Float64[Tensor, " d"]:
+    """The numbers of a vector, or of the `direction` of something. ValueError where there are none."""
+    given = getattr(direction, "direction", direction)
+    try:
+        if given is None or isinstance(given, str | bytes):  # numpy makes numbers of them
+            raise TypeError
+        # A copy: torch warns of arrays that must not be written to.
+        numbers = given if isinstance(given, Tensor) else torch.tensor(np.array(given, dtype=np.float64))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"a direction is a vector of numbers, or has one as its `direction`; got {direction!r}. For a word see "
+            "search_by_token and search_by_prompt"
+        ) from None
+    return numbers.detach().double().cpu().flatten()
 
 
 def _sides(sae: SAE, site: str | None, width: int) -> dict[str, Float[Tensor, "latent d"]]:
@@ -266,5 +295,5 @@ def _sides(sae: SAE, site: str | None, width: int) -> dict[str, Float[Tensor, "l
 
 
 def _require_count(value: int | Any, name: str = "n") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not math.isfinite(value) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")

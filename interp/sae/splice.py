@@ -37,9 +37,10 @@ from interp.hooks import HookContext
 from interp.model import HookedTransformer
 from interp.model.inputs import refuse_encoder
 from interp.model.splicing import check_model
-from interp.sae.evaluate import METRIC_VERSION
+from interp.sae.evaluate import METRIC_VERSION, read_figures
 from interp.sae.model import SAE
-from interp.store import OUTLIER_FACTOR
+from interp.sae.roles import known_targets
+from interp.sae.tokenmask import ordinary_tokens, typical_tokens
 from interp.tokens import Tokens
 
 RUNS = ("sae", "zero", "mean")
@@ -105,8 +106,13 @@ class SpliceReport:
         return pd.DataFrame([dataclasses.asdict(self)])
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the figures as JSON."""
+        """Write the figures as JSON; `load_splice_report` reads it."""
         return write_json(path, {"kind": "splice_report", **dataclasses.asdict(self)})
+
+
+def load_splice_report(path: str | os.PathLike[str]) -> SpliceReport:
+    """Read what `SpliceReport.save` wrote. ValueError for another file, or figures of another metric version."""
+    return SpliceReport(**read_figures(path, "splice_report", SpliceReport))
 
 
 @torch.inference_mode()
@@ -123,12 +129,12 @@ def evaluate_in_model(
     """Run texts through the model with the SAE in place of the values that it writes.
 
     Args:
-        sae: an SAE, transcoder or crosscoder; the typical norms in its card decide what an outlier is, or else the median
-            norms of these texts.
+        sae: an SAE, transcoder or crosscoder; the typical norms in its card decide what an outlier is, at sites of which
+            it has none the median norms of these texts.
         model: the model that it was trained on.
         texts: texts that training did not see; each fits the context.
         site: full name or shorthand of what it reads, and without `target` writes, where the card says otherwise.
-        target: what a transcoder writes.
+        target: what a transcoder writes; needed with `site`.
         batch_size: texts at a time.
         seed: of the bootstrap over texts.
 
@@ -140,9 +146,9 @@ def evaluate_in_model(
     if target is not None and site is None:
         raise ValueError("target= says what a transcoder writes: give site=, what it reads, as well")
     if site is not None and target is None and sae.is_transcoder:
-        raise ValueError(f"site= moves a transcoder, which writes {', '.join(sae.targets)}: give target= as well")
+        raise ValueError(f"site={site!r} says what a transcoder reads: give target= as well, what it writes")
     sites = sae.sites if site is None else (site,)
-    targets = (target,) if target is not None else sae.targets if site is None else sites
+    targets = (target,) if target is not None else known_targets(sae) if site is None else sites
     if not sites:
         raise ValueError("the SAE does not say its site: give site=...")
     refuse_encoder(model.cfg, "the change of a next-token loss")
@@ -179,8 +185,6 @@ class _Evaluation:
     ) -> None:
         self.sae, self.model, self.sites, self.targets = sae, model, sites, targets
         self.batches = [model.tokenize(batch) for batch in batches]
-        special = sorted(model.tokenizer.special_ids) if model.tokenizer is not None else []
-        self.special = torch.tensor(special, dtype=torch.int64, device=model.device)
         self.typical_norms = self._typical_norms()
         self.n_rows: dict[str, int] = {}
         self.means = self._mean_rows()
@@ -267,26 +271,19 @@ class _Evaluation:
             if width != total:
                 raise ValueError(f"{', '.join(names)} has width {width}, the SAE {does} {total}: another site?")
 
-    def _ordinary(self, tokens: Tokens) -> Bool[Tensor, "batch pos"]:
-        return tokens.mask & (tokens.positions > 0) & ~torch.isin(tokens.ids, self.special)
-
     def _typical(self, values: Mapping[str, Tensor], tokens: Tokens) -> Bool[Tensor, "batch pos"]:
-        """Neither first nor special, and no outlier at any of the sites."""
-        typical = self._ordinary(tokens)
-        for name, norm in self.typical_norms.items():
-            typical = typical & (values[name].float().norm(dim=-1) <= OUTLIER_FACTOR * norm)
-        return typical
+        return typical_tokens(self.model, tokens, values, self.typical_norms)
 
     def _typical_norms(self) -> dict[str, float]:
         names = [*dict.fromkeys([*self.sites, *self.targets])]
         known = dict(self.sae.card.get("typical_norms") or {})
-        if len(names) == 1 and self.sae.card.get("typical_norm"):
-            known.setdefault(names[0], self.sae.card["typical_norm"])
+        if self.sae.site in names and self.sae.card.get("typical_norm"):
+            known.setdefault(self.sae.site, self.sae.card["typical_norm"])
         missing = [name for name in names if not known.get(name)]
         norms: dict[str, list[Tensor]] = {name: [] for name in missing}
         for values, tokens in self._values() if missing else ():
             for name in missing:
-                norms[name].append(values[name][self._ordinary(tokens)].float().norm(dim=-1))
+                norms[name].append(values[name][ordinary_tokens(self.model, tokens)].float().norm(dim=-1))
         medians = {name: torch.cat(parts) for name, parts in norms.items()}
         known |= {name: each.median().item() if len(each) else 0.0 for name, each in medians.items()}
         return {name: known[name] for name in names}

@@ -183,7 +183,8 @@ def seed_stability(saes: Sequence[SAE] | Any, *, alive: Sequence[Any] | None = N
     """`matched_cosine` of every pair of SAEs that differ in their seed alone.
 
     Args:
-        saes: at least two.
+        saes: at least two, of one configuration, place and set of rows, as far as their cards say; what differs otherwise is
+            compared by `matched_cosine`.
         alive: which latents of each take part, None for all.
         seed: of the rotations for the null.
 
@@ -192,18 +193,52 @@ def seed_stability(saes: Sequence[SAE] | Any, *, alive: Sequence[Any] | None = N
         pairs are independent of each other.
 
     Raises:
-        ValueError: fewer than two SAEs, another number of masks, and what `matched_cosine` refuses.
+        ValueError: fewer than two SAEs, one that stands twice, SAEs that differ in more than the seed, another number of
+            masks, and what `matched_cosine` refuses.
     """
-    if len(saes) < 2:
-        raise ValueError(f"stability compares at least two SAEs, got {len(saes)}")
+    if isinstance(saes, SAE) or len(saes) < 2:
+        raise ValueError(f"stability compares at least two SAEs, got {1 if isinstance(saes, SAE) else len(saes)}")
     masks = [None] * len(saes) if alive is None else list(alive)
     if len(masks) != len(saes):
         raise ValueError(f"there are {len(masks)} masks of live latents for {len(saes)} SAEs")
+    _require_seeds(saes)
     found = []
     for i, j in itertools.combinations(range(len(saes)), 2):
         match = matched_cosine(saes[i], saes[j], alive_a=masks[i], alive_b=masks[j], seed=seed)
         found.append(pd.concat([pd.DataFrame({"a": [i], "b": [j]}), match.summary()], axis=1))
     return pd.concat(found, ignore_index=True)
+
+
+def _require_seeds(saes: Sequence[Any]) -> None:
+    """ValueError where SAEs differ in more than their seed, or one is another's copy."""
+    if odd := [each for each in saes if not isinstance(each, SAE)]:
+        raise ValueError(f"seed_stability takes SAEs, got {type(odd[0]).__name__}: for directions see matched_cosine")
+    first, *others = map(_setting, saes)
+    for number, other in enumerate(others, 1):
+        differ = [name for name in first | other if first.get(name) != other.get(name)]
+        if differ:
+            pairs = "; ".join(f"{name} {first.get(name)!r} and {other.get(name)!r}" for name in differ)
+            raise ValueError(
+                f"SAEs 0 and {number} differ in more than their seed: {pairs}. matched_cosine compares such"
+            )
+    for (i, a), (j, b) in itertools.combinations(enumerate(saes), 2):
+        if a is b or torch.equal(a.W_dec.cpu(), b.W_dec.cpu()):
+            raise ValueError(f"SAEs {i} and {j} are the same one: give SAEs of different seeds")
+
+
+_OF_NO_EFFECT = ("seed", "log_every", "checkpoint_every")
+"""Choices of a training that may differ between seeds."""
+
+
+def _setting(sae: SAE) -> dict[str, Any]:
+    """All that two seeds of one training share, as far as the card says."""
+    config = {name: value for name, value in (sae.card.get("config") or {}).items() if name not in _OF_NO_EFFECT}
+    what = {
+        name: getattr(sae, name) for name in ("architecture", "k", "n_latents", "d_in", "d_out", "sites", "targets")
+    }
+    # Of rows that a model makes while training goes on, the order decides which are outliers, and what the scale is.
+    rows = ("model",) if "live" in sae.card else ("model", "n_rows", "n_steps", "left_out", "scales", "split")
+    return {**config, **what, **{name: sae.card.get(name) for name in rows}}
 
 
 def _directions(source: Any, alive: Any, name: str) -> tuple[Int64[Tensor, " kept"], Float[Tensor, "kept d"]]:
@@ -214,7 +249,8 @@ def _directions(source: Any, alive: Any, name: str) -> tuple[Int64[Tensor, " kep
     W = W.detach().cpu().float()
     kept = torch.arange(len(W))
     if alive is not None:
-        chosen = torch.as_tensor(alive).cpu()
+        # A copy: torch warns of arrays that must not be written to.
+        chosen = alive.cpu() if isinstance(alive, Tensor) else torch.as_tensor(np.array(alive))
         if chosen.dtype == torch.bool and chosen.shape != kept.shape:
             raise ValueError(f"alive_{name} has the shape {list(chosen.shape)} for {len(W)} directions")
         kept = kept[chosen].unique()

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Float64, Int, Int64
 from torch import Tensor
 
-from interp.sae.config import MatryoshkaConfig, SAEConfig, TopKConfig
+from interp.sae.config import MatryoshkaConfig, SAEConfig, StandardConfig, TopKConfig
 from interp.sae.kinds import CODES, Coded, Encoded, own_parameters
 from interp.sae.parallel import Peers
 from interp.sae.select import pattern_of_rows, top_of_rows
@@ -177,8 +177,10 @@ def train_step(
         state.W_dec.grad.addcmul_(along[:, None], state.W_dec, value=-1)
         norm = torch.nn.utils.clip_grad_norm_(list(state.parameters.values()), config.grad_clip)
         fires = found.coded.values > 0
-        loss, penalty, aux = found.loss.item(), found.penalty.item(), found.aux.item()
-    result = StepResult(loss, penalty, aux, fires.sum().item() / len(x), len(dead), norm.item())
+        figures = torch.stack([found.loss, found.penalty, found.aux, fires.sum() / len(x)]).double()
+        peers.mean_([figures])
+        loss, penalty, aux, active = figures.tolist()
+    result = StepResult(loss, penalty, aux, active, len(dead), norm.item())
     if not (math.isfinite(loss + penalty + aux) and math.isfinite(result.grad_norm)):
         raise ValueError(
             f"step {state.step}: loss {loss}, penalty {penalty}, AuxK loss {aux}, gradient norm {result.grad_norm}; "
@@ -225,14 +227,13 @@ def losses(
     """The loss of a batch of scaled rows; changes nothing."""
     batch = encoded(state, x, y, config, ramp)
     coded = CODES[config.kind](batch, config)
-    rest = state.b_dec if "W_skip" not in state.extra else state.b_dec + _centred(state, x) @ state.extra["W_skip"]
     penalty = coded.penalty if coded.penalty is not None else x.new_zeros(())
     if isinstance(config, MatryoshkaConfig):
-        error, shorter = _prefix_errors(coded, state.W_dec, rest, y, config)
+        error, shorter = _prefix_errors(coded, batch, config)
         loss = error.square().sum() / y.numel()
         penalty = (loss + shorter) / len(config.groups) - loss
     else:
-        error = sparse_decode(coded.values, coded.pattern, state.W_dec) + rest - y
+        error = sparse_decode(coded.values, coded.pattern, state.W_dec) + batch.rest - y
         loss = error.square().sum() / y.numel()
     aux = x.new_zeros(())
     if isinstance(config, TopKConfig) and config.aux_alpha > 0 and len(dead):
@@ -247,13 +248,16 @@ def encoded(
     centre = state.b_dec if state.centre is None else state.centre
     bias = state.b_enc - state.encoder @ centre
     offset = state.extra.get("threshold")
+    skip = state.extra.get("W_skip")
     weight = None
-    if state.l1_weight is not None:
+    if state.l1_weight is not None and isinstance(config, StandardConfig):
         weight = (state.W_dec.square() @ state.l1_weight.T).sqrt().sum(1)
     dtype = torch.bfloat16 if config.autocast else x.dtype
     if state.scratch is None or state.scratch.shape != (len(x), len(bias)) or state.scratch.dtype != dtype:
         state.scratch = torch.empty(len(x), len(bias), dtype=dtype, device=x.device)
-    pre_activations(x, state.encoder, bias if offset is None else bias - offset, state.scratch)
+    # A narrow product is made of centred rows: their mean would take the bits that tell latents apart.
+    read, shift = (x - centre, state.b_enc) if config.autocast else (x, bias)
+    pre_activations(read, state.encoder, shift if offset is None else shift - offset, state.scratch)
     return Encoded(
         x=x,
         y=y,
@@ -264,7 +268,7 @@ def encoded(
         offset=offset,
         exact=not config.autocast,
         W_dec=state.W_dec,
-        b_dec=state.b_dec,
+        rest=state.b_dec if skip is None else state.b_dec + (x - centre) @ skip,
         extra=state.extra,
         l1_weight=weight,
         ramp=ramp,
@@ -283,30 +287,22 @@ def pre_activations(
     torch.addmm(bias.to(out.dtype), x.to(out.dtype), encoder.to(out.dtype).T, out=out)
 
 
-def _centred(state: TrainState, x: Tensor) -> Tensor:
-    return x - (state.b_dec if state.centre is None else state.centre)
-
-
 def _prefix_errors(
-    coded: Coded,
-    W_dec: Tensor,
-    rest: Float[Tensor, "*row d_out"],
-    y: Float[Tensor, "row d_out"],
-    config: MatryoshkaConfig,
+    coded: Coded, batch: Encoded, config: MatryoshkaConfig
 ) -> tuple[Float[Tensor, "row d_out"], Float[Tensor, ""]]:
     """Error of the whole dictionary, and the summed squared errors per entry of its shorter prefixes.
 
     The latents of a row stand in order, so each group of them is a row of its own in a pattern with the same entries.
     """
     pattern, n_groups = coded.pattern, len(config.groups)
-    ends = torch.tensor(config.group_ends(pattern.n_latents), device=y.device)
+    ends = torch.tensor(config.group_ends(pattern.n_latents), device=batch.y.device)
     row = pattern.row * n_groups + torch.searchsorted(ends, pattern.latent, right=True)
     by_group = Pattern(
         starts_of(torch.bincount(row, minlength=pattern.n_rows * n_groups)), pattern.latent, pattern.n_latents
     )
-    parts = sparse_decode(coded.values, by_group, W_dec).unflatten(0, (pattern.n_rows, n_groups))
-    errors = parts.cumsum(1) + (rest - y)[:, None]
-    return errors[:, -1], errors[:, :-1].square().sum() / y.numel()
+    parts = sparse_decode(coded.values, by_group, batch.W_dec).unflatten(0, (pattern.n_rows, n_groups))
+    errors = parts.cumsum(1) + (batch.rest - batch.y)[:, None]
+    return errors[:, -1], errors[:, :-1].square().sum() / batch.y.numel()
 
 
 def _aux_loss(

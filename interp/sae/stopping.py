@@ -1,6 +1,5 @@
 """Ctrl-C between two steps, never inside one: so a run can save what it has before it stops."""
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ class Stop:
 
     def __init__(self) -> None:
         self._signal: int | None = None
+        self._obeyed = False
 
     @property
     def asked(self) -> bool:
@@ -27,11 +27,11 @@ class Stop:
         self._signal = number
 
     def obey(self) -> None:
-        """Do now what the signal does by itself."""
-        assert self._signal is not None
-        if self._signal == signal.SIGINT:
-            raise KeyboardInterrupt
-        os.kill(os.getpid(), self._signal)
+        """Stop now, as the signal would by itself; also where only another process was asked."""
+        self._obeyed = True
+        if self._signal == signal.SIGTERM:
+            raise SystemExit(128 + signal.SIGTERM)
+        raise KeyboardInterrupt
 
 
 @contextmanager
@@ -47,5 +47,5 @@ def stoppable() -> Iterator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if stop.asked:
+    if stop.asked and not stop._obeyed:
         stop.obey()

@@ -17,15 +17,15 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from interp.artifact import atomic_write, load_artifact, save_artifact
+from interp.sae.checkpoint import lines_up_to, put_tensors, require_same_run, state_tensors
 from interp.sae.config import BatchTopKConfig, JumpReLUConfig, SAEConfig, StandardConfig
 from interp.sae.model import SAE
 from interp.sae.parallel import Peers, peers
@@ -37,14 +37,17 @@ from interp.sae.trained import trained_sae
 logger = logging.getLogger("interp.sae")
 
 _MEASURED = ("loss", "penalty", "aux_loss", "active", "grad_norm")
-_ADAM = ("step", "exp_avg", "exp_avg_sq")
 _L0_TOLERANCE = 0.05
 """How far the L0 of a learned threshold may be from k before it is said."""
+FEW_STEPS = 30
+"""A run of fewer steps is said to be too short."""
+_L0_BATCHES = 4
+"""Batches on which that is looked at."""
 
 
 def train_sae(
     data: object,
-    config: SAEConfig | None = None,
+    config: SAEConfig | Any | None = None,
     *,
     site: str | Sequence[str] | None = None,
     target: str | None = None,
@@ -57,9 +60,9 @@ def train_sae(
     """Train a sparse autoencoder, a transcoder or a crosscoder.
 
     Args:
-        data: a store (its typical rows are used), `live_rows(...)`, a float tensor [row d_model], a pair of tensors for
-            a transcoder, or batches that can be read more than once, such as `store.batches(...)` or a list of tensors;
-            their order, size and epochs are their own.
+        data: a store (its typical rows are used), `live_rows(...)`, a float tensor [row d_model], {site: tensor} for a
+            transcoder or a crosscoder, or batches that can be read more than once, such as `store.batches(...)` or a
+            list of tensors; their order, size and epochs are their own.
         config: every choice of the run; the defaults of `SAEConfig` where None.
         site: the place in the model; several make a crosscoder. Required for a store; otherwise it only goes into the
             card.
@@ -88,7 +91,7 @@ def train_sae(
 
 def train_saes(
     data: object,
-    configs: Sequence[SAEConfig],
+    configs: Sequence[SAEConfig] | Any,
     *,
     site: str | Sequence[str] | None = None,
     target: str | None = None,
@@ -112,9 +115,15 @@ def train_saes(
     Raises:
         ValueError: no config, configs that differ in batch_size or epochs, and as for `train_sae`.
     """
-    configs = list(configs)
+    configs = [configs] if isinstance(configs, SAEConfig) else list(configs)
     if not configs:
         raise ValueError("there is nothing to train: give at least one config")
+    if wrong := [config for config in configs if not isinstance(config, SAEConfig)]:
+        raise ValueError(f"a config is made by SAEConfig(kind=..., ...), got {wrong[0]!r}")
+    if progress is not None and not callable(progress):
+        raise ValueError(f"progress is called with (steps done, steps in all); {progress!r} cannot be called")
+    if checkpoint is not None and log is not None and Path(checkpoint).resolve() == Path(log).resolve():
+        raise ValueError(f"checkpoint and log are both {checkpoint}: one would overwrite the other")
     for name in ("batch_size", "epochs", "checkpoint_every", "log_every"):
         if len(values := {getattr(config, name) for config in configs}) > 1:
             raise ValueError(f"configs that share their batches need one {name}, got {sorted(values)}")
@@ -123,14 +132,19 @@ def train_saes(
         source = training_rows(data, configs[0], site=site, target=target, rows=rows, **rank)
         run = _Run(source, configs, Path(checkpoint) if checkpoint else None, Path(log) if log else None, others)
         run.on_metrics = on_metrics
+        if source.n_steps < FEW_STEPS and others.leads:
+            logger.warning(
+                "the run has %d steps, too few to learn much: choose more epochs, or a batch_size below %d",
+                source.n_steps, configs[0].batch_size,
+            )  # fmt: skip
         with stoppable() as stop:
             for batch in run.remaining_batches():
                 run.advance(batch)
                 if progress is not None:
                     progress(run.step, source.n_steps)
-                if stop.asked:
+                if others.agree(stop.asked):
                     run.save()
-                    break
+                    stop.obey()
         return run.finish()
 
 
@@ -151,7 +165,6 @@ class _Run:
         self.states = [_start(source, config) for config in configs]
         self.sums = [dict.fromkeys(_MEASURED, 0.0) for _ in configs]
         self.last_lines: list[dict[str, Any]] = [{} for _ in configs]
-        self.last_batch: Tensor | None = None
         self.identity = {
             "configs": json.loads(json.dumps([dataclasses.asdict(config) for config in configs])),
             "rows": source.identity,
@@ -160,7 +173,7 @@ class _Run:
         if checkpoint is not None and checkpoint.exists():
             self._resume(checkpoint)
         if self.log is not None:
-            atomic_write(self.log, "".join(_lines_up_to(self.log, self.step)))
+            atomic_write(self.log, "".join(lines_up_to(self.log, self.step)))
 
     @property
     def step(self) -> int:
@@ -182,14 +195,13 @@ class _Run:
             lr = config.lr_at(state.step, source.n_steps, len(state.encoder))
             result = train_step(
                 state, x, y, config, lr=lr, window=config.window(source.n_rows),
-                ramp=_ramp(config, state.step, source.n_steps), kept=_kept(config, source.n_steps), peers=self.peers,
+                ramp=_ramp(config, state.step, source.n_steps), kept=self._kept(config, len(x)), peers=self.peers,
             )  # fmt: skip
             for name in _MEASURED:
                 self.sums[number][name] += getattr(result, name)
             if state.step == source.n_steps or state.step % config.log_every == 0:
                 self._log(number, result, lr)
         last = self.step == source.n_steps
-        self.last_batch = x if last else None
         if self.checkpoint is not None and (last or self.step % self.configs[0].checkpoint_every == 0):
             self.save()
 
@@ -205,12 +217,36 @@ class _Run:
             trained_sae(state, source, config, line)
             for state, config, line in zip(self.states, self.configs, self.last_lines, strict=True)
         ]
-        if self.last_batch is not None:
-            raw = self.last_batch / source.scale_in.to(self.last_batch)
-            for sae, config in zip(found, self.configs, strict=True):
-                if isinstance(config, BatchTopKConfig):
-                    _check_l0(sae, raw, config.k)
+        self._check_l0(found)
         return found
+
+    def _kept(self, config: SAEConfig, n_rows: int) -> float:
+        """Share of a running threshold that stays: a small last batch moves it in proportion to its rows."""
+        if not isinstance(config, BatchTopKConfig):
+            return 0.0
+        source = self.source
+        share = n_rows * self.peers.world_size * source.n_steps / source.n_rows
+        return config.threshold_kept(source.n_steps) ** min(1.0, share)
+
+    def _check_l0(self, saes: list[SAE]) -> None:
+        """How many latents fire with the learned thresholds, on the first batches. Live rows would have to be made again."""
+        learned = [n for n, config in enumerate(self.configs) if isinstance(config, BatchTopKConfig)]
+        if not learned or "live" in self.source.card:
+            return
+        rows = [self.source.pair(batch)[0] for batch in islice(self.source.batches, _L0_BATCHES)]
+        raw = torch.cat(rows) / self.source.scale_in.to(rows[0])
+        for number in learned:
+            l0 = saes[number].active(raw).counts.double().mean()
+            self.peers.mean_([l0])
+            final = saes[number].card["final"]
+            saes[number].card["final"] = {**final, "l0_of_threshold": l0.item()}
+            k = saes[number].card["config"]["k"]
+            if abs(l0.item() / k - 1) > _L0_TOLERANCE:
+                logger.warning(
+                    "the learned threshold lets %.1f latents of a row fire, %d were wanted: calibrate_l0 mends that",
+                    l0,
+                    k,
+                )
 
     def _log(self, number: int, result: StepResult, lr: float) -> None:
         state = self.states[number]
@@ -231,30 +267,25 @@ class _Run:
     def save(self) -> None:
         """Write the checkpoint, where one was asked for."""
         if self.checkpoint is not None and self.peers.leads:
-            tensors: dict[str, Tensor] = {}
-            for number, state in enumerate(self.states):
-                tensors |= {f"{number}.{name}": tensor for name, tensor in _tensors(state).items()}
-            thresholds = [None if s.threshold.isnan() else s.threshold.item() for s in self.states]
             progress = {
                 "step": self.step, "cursor": self.source.state(), "sums": self.sums, "last_lines": self.last_lines,
-                "thresholds": thresholds,
+                "thresholds": [None if s.threshold.isnan() else s.threshold.item() for s in self.states],
             }  # fmt: skip
-            save_artifact(self.checkpoint, "sae_checkpoint", tensors, {**self.identity, "progress": progress})
+            card = {**self.identity, "progress": progress}
+            save_artifact(self.checkpoint, "sae_checkpoint", state_tensors(self.states), card)
         self.peers.wait()
 
     def _resume(self, path: Path) -> None:
+        if not path.is_file():
+            raise ValueError(f"the checkpoint {path} is a folder: give a file")
         tensors, card = load_artifact(path, "sae_checkpoint")
-        _require_same_run(path, card, self.identity)
+        require_same_run(path, card, self.identity)
         progress = card["progress"]
-        for number, state in enumerate(self.states):
-            own = {name.split(".", 1)[1]: value for name, value in tensors.items() if name.startswith(f"{number}.")}
-            with torch.no_grad():
-                for name, parameter in state.parameters.items():
-                    parameter.copy_(own[name])
-                    state.adam.state[parameter] = {key: own[f"adam.{name}.{key}"] for key in _ADAM}
-            state.rows_since_fired, state.step = own["rows_since_fired"], progress["step"]
-            if progress["thresholds"][number] is not None:
-                state.threshold = torch.tensor(progress["thresholds"][number], dtype=torch.float64)
+        for state, threshold in zip(self.states, progress["thresholds"], strict=True):
+            state.step = progress["step"]
+            if threshold is not None:
+                state.threshold = torch.tensor(threshold, dtype=torch.float64)
+        put_tensors(self.states, tensors)
         self.sums, self.last_lines = progress["sums"], progress["last_lines"]
         if isinstance(self.source.batches, Resumable) and self.step < self.source.n_steps:
             self.source.load_state(progress["cursor"])
@@ -278,49 +309,3 @@ def _ramp(config: SAEConfig, step: int, n_steps: int) -> float:
     if not isinstance(config, JumpReLUConfig | StandardConfig):
         return 1.0
     return min(1.0, (step + 1) / (round(config.sparsity_warmup * n_steps) + 1))
-
-
-def _kept(config: SAEConfig, n_steps: int) -> float:
-    return config.threshold_kept(n_steps) if isinstance(config, BatchTopKConfig) else 0.0
-
-
-def _tensors(state: TrainState) -> dict[str, Tensor]:
-    tensors = dict(state.parameters) | {"rows_since_fired": state.rows_since_fired}
-    for name, parameter in state.parameters.items():
-        tensors |= {f"adam.{name}.{key}": state.adam.state[parameter][key] for key in _ADAM}
-    return tensors
-
-
-def _require_same_run(path: Path, card: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
-    differs = []
-    for what, ours in identity.items():
-        theirs = card.get(what)
-        if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-            differs += [f"{what}: {key}" for key, value in ours.items() if theirs.get(key) != value]
-        elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-            pairs = zip(ours, theirs)
-            differs += sorted({key for mine, other in pairs for key, value in mine.items() if other.get(key) != value})
-        elif ours != theirs:
-            differs.append(what)
-    if differs:
-        raise ValueError(
-            f"the checkpoint {path} belongs to another run ({', '.join(differs)} differ): remove it, "
-            "or choose another path"
-        )
-
-
-def _lines_up_to(log: Path, step: int) -> list[str]:
-    """The whole lines of a metrics log that belong to the first `step` steps; a stopped run may have written more."""
-    if step == 0 or not log.exists():
-        return []
-    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-
-
-def _check_l0(sae: SAE, rows: Tensor, k: int) -> None:
-    l0 = sae.active(rows).counts.double().mean().item()
-    sae.card["final"] = {**sae.card["final"], "l0_of_threshold": l0}
-    if abs(l0 / k - 1) > _L0_TOLERANCE:
-        logger.warning(
-            "the learned threshold lets %.1f latents of a row fire, %d were wanted: calibrate_l0 brings it there", l0, k
-        )

@@ -15,6 +15,7 @@ from torch import Tensor
 from interp.artifact import provenance
 from interp.sae.config import BatchTopKConfig, SAEConfig, TopKConfig
 from interp.sae.model import SAE
+from interp.sae.pool import PoolBatches
 from interp.sae.rows import TrainingRows
 from interp.sae.step import TrainState
 
@@ -27,20 +28,20 @@ def trained_sae(state: TrainState, source: TrainingRows, config: SAEConfig, metr
     W_dec = value["W_dec"] / scale_out
     unit = W_dec.norm(dim=1).mean()
     b_enc, b_dec = value["b_enc"], value["b_dec"]
-    skip = value.get("W_skip")
-    if state.centre is not None:
+    skip, b_mag = value.get("W_skip"), value.get("b_mag")
+    if state.centre is not None:  # what is taken off the rows goes into the biases
         centre = state.centre.double()
-        b_enc = b_enc - value["encoder"] @ centre
+        shift = value["encoder"] @ centre
+        b_enc = b_enc - shift
+        b_mag = None if b_mag is None else b_mag - value["r_mag"].exp() * shift
         b_dec = b_dec if skip is None else b_dec - centre @ skip
-    elif skip is not None:
-        b_dec = b_dec - value["b_dec"] @ skip
     tensors: dict[str, Any] = {
         "W_enc": value["encoder"].T * (scale_in * unit)[:, None],
         "b_enc": b_enc * unit,
         "W_dec": W_dec / unit,
         "b_dec": b_dec / scale_out,
         "W_skip": None if skip is None else scale_in[:, None] * skip / scale_out,
-        "b_mag": value["b_mag"] * unit if "b_mag" in value else None,
+        "b_mag": None if b_mag is None else b_mag * unit,
         "r_mag": value.get("r_mag"),
         "threshold": _threshold(state, config, unit),
     }
@@ -60,8 +61,12 @@ def _threshold(state: TrainState, config: SAEConfig, unit: Tensor) -> Tensor | N
 
 
 def _card(source: TrainingRows, config: SAEConfig, metrics: dict[str, Any]) -> dict[str, Any]:
+    live = {}
+    if isinstance(source.batches, PoolBatches):  # outliers are only known when their rows have been made
+        live = {"live": {**source.card["live"], "left_out": source.batches.left_out}}
     return {
         **source.card,
+        **live,
         "config": dataclasses.asdict(config),
         "scales": source.scales,
         "n_rows": source.n_rows,

@@ -1,13 +1,14 @@
 """`interp sae`: files, figures and tables of each verb, stopped runs, several processes, and refusals."""
 
-import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,8 @@ import torch
 from tiny import tiny_model
 
 import interp
-from interp.cli import sae_progress, sae_sweep
 from interp.cli.group import status
 from interp.cli.sae_progress import TrainingProgress
-from interp.cli.sae_sweep import Pace
 from interp.dataset import Example
 from interp.sae import evaluate_sae, export_sae, load_sae, split_rows
 
@@ -173,6 +172,21 @@ def test_nothing_is_overwritten_without_force(sae: str, store: str, call: Any, t
     assert load_sae(out).k == 4
 
 
+def test_metrics_go_to_trackers_too(store: str, call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[dict[str, Any]] = []
+    seen: list[dict[str, Any]] = []
+    wandb = ModuleType("wandb")
+    run = SimpleNamespace(log=logged.append, finish=lambda: None)
+    vars(wandb)["init"] = lambda **options: (seen.append(options), run)[1]
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    words = ["train", store, "--site", "resid_post:1", "--k", "3", "--k", "4", *SMALL]
+    call(*words, "--wandb", "dictionaries", "--out", str(tmp_path / "layer1.safetensors"))
+    assert (seen[0]["project"], seen[0]["name"], sorted(seen[0]["config"])) == ("dictionaries", "layer1", ["k3", "k4"])
+    lines = (tmp_path / "layer1.metrics.jsonl").read_text().splitlines()
+    assert len(logged) == len(lines)
+    assert logged[-1]["k4/loss"] == json.loads(lines[-1])["loss"]
+
+
 def test_a_stopped_run_goes_on_with_the_same_command(
     sae: str, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,15 +203,24 @@ def test_a_stopped_run_goes_on_with_the_same_command(
         patch.setattr(TrainingProgress, "step", stop)
         assert status(words) == 130
     checkpoint = tmp_path / "sae.checkpoint.safetensors"
-    assert f"goes on from {checkpoint}" in capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        rf"stopped at step 7 of \d+; the checkpoint is {re.escape(str(checkpoint))}; the same command goes on", said[-1]
+    )
+    assert not any("what was finished" in line for line in said)
     assert checkpoint.is_file()
     assert not out.exists()
+    stopped = checkpoint.read_bytes()
     assert status([*words, "--lr", "0.1"]) == 2  # another run does not go on with it
     assert "belongs to another run (lr" in capsys.readouterr().err
     assert status(words) == 0
     assert "going on at step 8" in capsys.readouterr().err
     assert out.read_bytes() == Path(sae).read_bytes()
     assert not checkpoint.exists()
+    checkpoint.write_bytes(stopped)  # as if it had been killed behind the save
+    assert status([*words, "--restart"]) == 0
+    assert "going on" not in capsys.readouterr().err
+    assert out.read_bytes() == Path(sae).read_bytes()
 
 
 @pytest.mark.slow
@@ -205,14 +228,15 @@ def test_signal_nine_and_then_the_same_command(store: str, tmp_path: Path) -> No
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def command(out: Path) -> list[str]:
-        words = ["train", store, "--site", "resid_post:1", "--k", "4", *SMALL, "--epochs", "40", "--out", str(out)]
-        return [sys.executable, "-m", "interp", "sae", *words, "--set", "checkpoint_every=5"]
+        words = ["train", store, "--site", "resid_post:1", "--k", "4", *SMALL, "--epochs", "10", "--out", str(out)]
+        return [sys.executable, "-m", "interp", "sae", *words, "--set", "checkpoint_every=3"]
 
     whole, out = tmp_path / "whole.safetensors", tmp_path / "sae.safetensors"
     subprocess.run(command(whole), env=environment, check=True, capture_output=True)
     with subprocess.Popen(command(out), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
         while not (tmp_path / "sae.checkpoint.safetensors").exists():
             assert child.poll() is None
+            time.sleep(0.002)
         child.kill()
     assert not out.exists()
     done = subprocess.run(command(out), env=environment, capture_output=True, text=True, check=True)
@@ -238,55 +262,6 @@ def load_sae_figure(sae: str, store: str) -> float:
     """FVU on the held-out rows of one that a single process trained."""
     opened = interp.open_store(store)
     return evaluate_sae(load_sae(sae), opened, rows=split_rows(opened, 0.2, 0)[1]).fvu
-
-
-def test_the_pace_follows_the_number_of_rows() -> None:
-    few, some, many = (Pace.of(n, None, None) for n in (2_000, 200_000, 5_000_000))
-    assert (few.epochs, few.batch_size, few.lr) == (2, 256, 1.5e-3)
-    assert (some.epochs, some.batch_size, some.lr) == (2, 1024, 1.5e-3)
-    assert (many.epochs, many.batch_size, many.lr) == (1, 4096, None)
-    assert Pace.of(2_000, 3, 100) == Pace(3, 100, 1.5e-3, 60)
-
-
-def test_names_say_what_differs() -> None:
-    found = sae_sweep.sweep(["jumprelu", "gated"], {"l0": [20.0, 40.5], "seed": [1], "width": ["8x"]}, {"epochs": 3})
-    assert list(found) == ["jumprelu-l0_20", "jumprelu-l0_40.5", "gated"]
-    assert {config.seed for config in found.values()} == {1}
-    assert list(sae_sweep.sweep(["topk"], {"k": [16, 16]}, {})) == ["sae"]
-    assert sae_sweep.setting_of("groups=[0.5, 0.5]") == ("groups", (0.5, 0.5))
-
-
-def test_a_terminal_shows_a_table_and_a_file_gets_lines(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    line = {"step": 10, "loss": 0.25, "active": 32.0, "dead_share": 0.125, "lr": 1e-3}
-
-    def run(progress: TrainingProgress) -> None:
-        with progress:
-            for done in range(1, 41):
-                if done % 10 == 0:
-                    progress.metrics({**line, "sae": 0})
-                    progress.metrics({**line, "sae": 1})
-                progress.step(done, 40)
-
-    run(TrainingProgress(["k16", "k32"], 100, quiet=False))
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 8
-    assert lines[-1].startswith("step 40 of 40, k32: loss 0.2500, L0 32.0, dead 12.5%, lr 1.00e-03; ")
-    assert "rows/s, 0 s left" in lines[-1]
-    run(TrainingProgress(["k16", "k32"], 100, quiet=True))
-    assert capsys.readouterr().err == ""
-
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    monkeypatch.setattr(sae_progress, "sys", SimpleNamespace(stderr=terminal))
-    monkeypatch.setattr(
-        sae_progress,
-        "Console",
-        lambda **_: __import__("rich.console").console.Console(file=terminal, force_terminal=True),
-    )
-    run(TrainingProgress(["k16", "k32"], 100, quiet=False))
-    assert all(word in terminal.getvalue() for word in ("k16", "12.5%", "rows/s"))
 
 
 # ----------------------------------------------------------------------------------------------------------- measure
@@ -425,7 +400,9 @@ def test_latents_go_to_neuronpedia(sae: str, features: str, store: str, model: s
         (["evaluate", "SAE", "--store", "STORE", "--model", "m"], "go together"),
         (["evaluate", "nowhere", "--store", "STORE"], "nowhere"),
         (["features", "SAE", "--store", "STORE", "--out", "."], "exists already"),
-        (["show", "nowhere", "1"], "nowhere"),
+        (["show", "nowhere", "1"], "nowhere is no folder"),
+        (["show", "SAE", "1"], "is no folder: give one that sae_features wrote"),
+        (["show", "LATENTS", "1", "--labels", "SAE"], "is no folder: give one that sae labels were saved in"),
         (["search", "SAE", "--token", "x"], "folder of features"),
         (["search", "SAE", "--token", "x", "--like", "y"], "one of the three"),
         (["search", "SAE", "--prompt", "x"], "go together"),
@@ -452,4 +429,4 @@ def test_a_wrong_call_is_one_line_and_status_2(
     assert message in " ".join(said.err.split())
     assert "Traceback" not in said.err
     assert said.out == ""
-    assert [path.name for path in work.iterdir() if path.suffix != ".jsonl"] == ["own.txt"]
+    assert [path.name for path in work.iterdir()] == ["own.txt"]

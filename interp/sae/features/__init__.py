@@ -6,7 +6,7 @@ the value with all of it, `contexts` what stands around a token.
 """
 
 from interp.sae.features.activations import Activations
-from interp.sae.features.making import FEATURES_VERSION, fingerprint, sae_features
+from interp.sae.features.making import FEATURES_VERSION, check_features, fingerprint, sae_features
 from interp.sae.features.neighbours import nearest_rows
 from interp.sae.features.sums import HISTOGRAM_EDGES
 from interp.sae.features.table import LatentPage, SAEFeatures, load_sae_features
@@ -17,6 +17,7 @@ __all__ = [
     "Activations",
     "LatentPage",
     "SAEFeatures",
+    "check_features",
     "fingerprint",
     "load_sae_features",
     "nearest_rows",

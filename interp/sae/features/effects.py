@@ -22,20 +22,28 @@ IN_STREAM = (
 
 
 @torch.no_grad()
+def effects_on_logits(
+    directions: Float[Tensor, "some d_model"], model: HookedTransformer
+) -> Float[Tensor, "some d_vocab"]:
+    """What each direction, alone in the stream, adds to the logits of the tokens; float32."""
+    rows = directions.to(model.embed.weight)
+    # A norm with a bias writes that bias for any input: only what a direction adds to it is its own.
+    return (model.unembed_logits(rows) - model.unembed_logits(torch.zeros_like(rows[:1]))).float()
+
+
+@torch.no_grad()
 def effect_columns(
     directions: Float[Tensor, "latent d_model"], model: HookedTransformer, n: int
 ) -> dict[str, list[list[Any]]]:
     """up_token_ids, up_values (logits), down_token_ids, down_values of each latent, strongest first."""
-    # A norm with a bias writes that bias for any input: only what a latent adds to it is the latent's.
-    at_rest = model.unembed_logits(torch.zeros(1, directions.shape[1], dtype=model.dtype, device=model.device))
     columns: dict[str, list[list[Any]]] = {
         "up_token_ids": [],
         "up_values": [],
         "down_token_ids": [],
         "down_values": [],
     }
-    for rows in directions.to(model.embed.weight).split(256):
-        effect = (model.unembed_logits(rows) - at_rest).float()
+    for rows in directions.split(256):
+        effect = effects_on_logits(rows, model)
         for name, largest in (("up", True), ("down", False)):
             top = effect.topk(n, dim=1, largest=largest)
             columns[f"{name}_token_ids"] += top.indices.tolist()
@@ -47,7 +55,8 @@ def effect_columns(
 def written_directions(
     sae: SAE, model: HookedTransformer, target: str
 ) -> tuple[Float[Tensor, "latent d_model"] | None, str]:
-    """What each latent adds to the residual stream, and how that was found; None and the reason where it adds nothing.
+    """What each latent adds to the residual stream, and how that was found; None and the reason where it adds nothing, or
+    where that is not known.
 
     Of a crosscoder it is what the latent adds at `target`, one of its sites.
 
@@ -55,6 +64,8 @@ def written_directions(
         ValueError: a width that is not that of this model's site.
     """
     decoder = sae.W_dec
+    if sae.is_transcoder and sae.targets == sae.sites:
+        return None, "the card of this transcoder does not say what it writes"
     if len(sae.targets) > 1:
         decoder = decoder.split([sae.widths[name] for name in sae.targets], dim=1)[sae.targets.index(target)]
     kind, layer = sites.kind_of(target).kind, sites.layer_of(target)

@@ -1,11 +1,12 @@
-"""Examples of every latent: its strongest rows, and rows drawn from each interval of its values; one per text.
+"""Examples of every latent: its strongest rows, and rows drawn from each interval of its values; one per document.
 
-1. Strongest: of each text the row with the largest value, and of these the n largest. One text cannot fill the list.
+1. Strongest: of each document (the pieces of a long text are one) the row with the largest value, and of these the n
+   largest. One document cannot fill the list.
 2. Intervals: (0, max] is cut into a few intervals of equal width, as is usual in dashboards, since equal counts would
-   show the weak activations only. From each, n texts are drawn, and of each text one row.
+   show the weak activations only. From each, n documents are drawn, and of each one row.
 
-A draw takes the texts with the smallest hashes of (seed, latent, text). It is uniform, needs no order of the rows, and
-is the same however the rows are cut into parts.
+A draw takes the documents with the smallest hashes of (seed, latent, document). It is uniform, needs no order of the
+rows, and is the same however the rows are cut into parts.
 """
 
 import numpy as np
@@ -20,25 +21,31 @@ _Picked = tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]
 
 
 def example_frame(
-    activations: Activations, largest: Float64[np.ndarray, " latent"], *, n: int, n_intervals: int, seed: int
+    activations: Activations,
+    largest: Float64[np.ndarray, " latent"],
+    document: Int[np.ndarray, " read"],
+    *,
+    n: int,
+    n_intervals: int,
+    seed: int,
 ) -> pd.DataFrame:
     """A row per example: latent, group, rank, text, position, token_id, value, row.
 
     Args:
         activations: the sparse activations.
         largest: maximum of each latent.
+        document: of each row that was read; the rows of one stand together.
         n: examples in each group, at most.
         n_intervals: how many intervals; 0 for the strongest examples only.
         seed: of the draws.
     """
     rows = activations.rows
-    text = rows.of_place("text").astype(np.int64)
     frames = []
     for found in activations.ranges():
-        entry_text, latent = text[found.row], found.latent
-        picked = [_strongest(found, latent, entry_text, n)]
+        of_entry, latent = document[found.row], found.latent
+        picked = [_strongest(found, latent, of_entry, n)]
         if n_intervals:
-            picked.append(_drawn(found, latent, entry_text, largest, n, n_intervals, seed))
+            picked.append(_drawn(found, latent, of_entry, largest, n, n_intervals, seed))
         group, entry = (np.concatenate(both) for both in zip(*picked, strict=True))
         order = np.lexsort((found.row[entry], -found.value[entry], group, latent[entry]))
         group, entry = group[order], entry[order]
@@ -57,14 +64,14 @@ def example_frame(
     return pd.concat(frames, ignore_index=True)
 
 
-def _strongest(found: LatentRange, latent: np.ndarray, text: np.ndarray, n: int) -> _Picked:
-    first = is_first(latent, text)
+def _strongest(found: LatentRange, latent: np.ndarray, document: np.ndarray, n: int) -> _Picked:
+    first = is_first(latent, document)
     starts = np.flatnonzero(first)
     if len(starts) == 0:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     highest = np.maximum.reduceat(found.value, starts)
     run_latent = latent[starts]
-    # A stable sort: of equal values, the earlier text comes first.
+    # A stable sort: of equal values, the earlier document comes first.
     order = np.lexsort((-highest, run_latent))
     runs = np.sort(order[rank_in_run(run_latent[order]) < n])
     run = np.cumsum(first) - 1
@@ -78,7 +85,7 @@ def _strongest(found: LatentRange, latent: np.ndarray, text: np.ndarray, n: int)
 def _drawn(
     found: LatentRange,
     latent: np.ndarray,
-    text: np.ndarray,
+    document: np.ndarray,
     largest: Float64[np.ndarray, " latent"],
     n: int,
     n_intervals: int,
@@ -86,17 +93,17 @@ def _drawn(
 ) -> _Picked:
     interval = np.ceil(found.value * n_intervals / largest[latent]).astype(np.int64).clip(1, n_intervals)
     of_latent = _hash(np.uint64(seed), latent)
-    of_text = _hash(of_latent, text)
+    of_document = _hash(of_latent, document)
     group = ((latent - found.start) * n_intervals + interval - 1).astype(np.uint64)
-    # One sort does it all: by group, then by the hash of the text, whose rows thereby stand together.
-    key = group << np.uint64(40) | of_text >> np.uint64(24)
+    # One sort does it all: by group, then by the hash of the document, whose rows thereby stand together.
+    key = group << np.uint64(40) | of_document >> np.uint64(24)
     order = np.argsort(key)
     key, group = key[order], group[order]
     run = np.cumsum(is_first(key)) - 1
     run_group = group[is_first(key)]
     order = order[(rank_in_run(run_group) < n)[run]]
     run = run[(rank_in_run(run_group) < n)[run]]
-    # Of each text one row, drawn as well: its strongest would lean to the upper end of the interval.
+    # Of each document one row, drawn as well: its strongest would lean to the upper end of the interval.
     by_chance = np.lexsort((_hash(of_latent[order], found.row[order]), run))
     entry = order[by_chance[is_first(run[by_chance])]]
     return interval[entry], entry

@@ -40,10 +40,10 @@ from interp.sae.features.neighbours import neighbour_columns
 from interp.sae.features.sums import LatentSums, position_bins
 from interp.sae.features.table import FORMAT, KIND, FramesInMemory, SAEFeatures, load_sae_features, write_tables
 from interp.sae.model import SAE
-from interp.sae.rows import row_numbers
+from interp.sae.rows import documents, row_numbers
 from interp.store import Store
 
-FEATURES_VERSION = "features-2"
+FEATURES_VERSION = "features-3"
 """Changes whenever the definition of a column does."""
 
 
@@ -68,7 +68,7 @@ def sae_features(
         sae: the SAE, transcoder or crosscoder.
         store: activations of the sites that it reads, of every token.
         site: where it is not the one in the SAE's card.
-        rows: numbers or a mask of store rows, None for all; rows that are not typical at every site that the SAE reads,
+        rows: numbers, a mask or a slice of store rows, None for all; rows that are not typical at every site that the SAE reads,
             and at those that it writes as far as the store has them, are left out in any case.
         model: adds token texts and the tokens that the latent's decoder row raises and lowers.
         path: a new folder to write everything to, the activations as they come: for stores whose activations do not fit
@@ -181,6 +181,7 @@ class _Run:
         examples = example_frame(
             activations,
             sums.max,
+            documents(self.store)[self.chosen],
             n=settings["n_examples"],
             n_intervals=settings["n_intervals"],
             seed=settings["seed"],
@@ -225,6 +226,12 @@ def fingerprint(sae: SAE) -> str:
     state = {name: value.detach().cpu().contiguous() for name, value in sorted(sae.state_dict().items())}
     digest = {name: _hash_of(value) for name, value in state.items()}
     return hash_json({"architecture": sae.architecture, "k": sae.k, "tensors": digest})
+
+
+def check_features(features: SAEFeatures, sae: SAE) -> None:
+    """ValueError for features of another SAE: their scales and examples are not of its latents."""
+    if features.card["sae"] != fingerprint(sae):
+        raise ValueError("these features are of another SAE: make them again with sae_features")
 
 
 def _hash_of(tensor: Tensor) -> str:

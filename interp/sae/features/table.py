@@ -86,13 +86,13 @@ class SAEFeatures:
     @functools.cached_property
     def examples(self) -> pd.DataFrame:
         """The strongest examples, a row each: latent, rank (0 is the strongest), text (its number in the store),
-        position, token_id, value, row (its number in the store). At most one per text and latent."""
+        position, token_id, value, row (its number in the store). At most one per document and latent."""
         return _strongest(self.frames.read("examples"))
 
     @functools.cached_property
     def interval_examples(self) -> pd.DataFrame:
         """Examples drawn from intervals of equal width between 0 and the latent's maximum; as `examples`, with interval
-        (1 is the weakest). At most one per text, latent and interval; rank 0 is the strongest in its interval."""
+        (1 is the weakest). At most one per document, latent and interval; rank 0 is the strongest in its interval."""
         return _of_intervals(self.frames.read("examples"))
 
     @property
@@ -215,6 +215,8 @@ def load_sae_features(path: str | os.PathLike[str]) -> SAEFeatures:
         ValueError: no such folder, another kind, or a newer format.
     """
     folder = Path(path)
+    if not folder.is_dir():
+        raise ValueError(f"{path} is no folder: give one that sae_features wrote (interp sae features makes one)")
     card = read_json(folder / "card.json")
     if not isinstance(card, dict) or card.get("kind") != KIND:
         raise ValueError(f"{path} holds no features of an SAE: give a folder that sae_features wrote")

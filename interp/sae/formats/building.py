@@ -100,12 +100,6 @@ def _site_or_none(name: str | None) -> str | None:
         return None
 
 
-def is_transcoder(sae: SAE) -> bool:
-    """Whether it writes another place than it reads, as far as its shapes, sites and origin tell."""
-    told = bool(sae.card.get("imported", {}).get("transcoder"))
-    return sae.is_transcoder or sae.W_skip is not None or sae.d_in != sae.d_out or told
-
-
 def fold_decoder_norms(weights: Weights) -> Weights:
     """The same function with decoder rows of length 1: latents are in units of what they add to the output.
 

@@ -1,5 +1,6 @@
 """Read an SAE of any known format, by what its files look like; write one in another library's format."""
 
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -82,15 +83,30 @@ def import_sae(
 
 
 def export_sae(sae: SAE, path: str | os.PathLike[str], format: str = "saelens", **options: Any) -> Path:
-    """Write an SAE for another library: "saelens", with the options of `save_saelens`.
+    """Write an SAE for another library.
+
+    Args:
+        sae: an SAE, or a transcoder of the architecture relu or jumprelu (kinds batchtopk, matryoshka, jumprelu, standard):
+            SAELens has no topk and gated transcoders, and no crosscoders.
+        path: the folder to make; it must not exist, or be empty.
+        format: "saelens", a folder of SAELens 6 that its `SAE.load_from_disk` reads.
+        options: of `interp.sae.formats.save_saelens`: model_name (by which SAELens loads the model), context_size (tokens of
+            a training text), prepend_bos (whether those begin with one), density (share of the rows in which each latent
+            fires, [latent], for sparsity.safetensors).
+
+    Returns:
+        The folder.
 
     Raises:
-        ValueError: another format, or an SAE that it has no form for.
+        ValueError: another format, an option that there is not, or an SAE that the format has no form for.
     """
     if format != "saelens":
         raise ValueError(
             f"an SAE cannot be written as {format!r}; saelens is what there is (SAE.save writes our own form)"
         )
+    known = list(inspect.signature(save_saelens).parameters)[2:]
+    if unknown := [name for name in options if name not in known]:
+        raise ValueError(f"saelens takes no {', '.join(unknown)}; its options are {', '.join(known)}")
     return save_saelens(sae, path, **options)
 
 

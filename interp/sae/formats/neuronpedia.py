@@ -25,16 +25,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from interp import sites as site_names
 from interp.artifact import atomic_folder, hash_json
 from interp.model import HookedTransformer
-from interp.sae.features import SAEFeatures, fingerprint
-from interp.sae.features.effects import written_directions
+from interp.sae.features import SAEFeatures, check_features
+from interp.sae.features.effects import effects_on_logits, written_directions
 from interp.sae.labels.labelling import SAELabels
+from interp.sae.labels.page import latent_numbers
 from interp.sae.labels.passages import Context, PassageReader
 from interp.sae.model import SAE
 from interp.store import Store
@@ -55,13 +55,13 @@ BATCH = 256
 class NeuronpediaSource:
     """How an export is called on Neuronpedia."""
 
-    model_id: str
+    model_id: str | Any
     """Neuronpedia's name of the model, such as "gpt2-small"."""
-    source_set: str
+    source_set: str | Any
     """Short name of the author, hook and width, such as "res-jb": all layers share it."""
-    release: str
+    release: str | Any
     """Name of the release, such as the paper's."""
-    creator: str
+    creator: str | Any
     """Who made it: a person or a team."""
     description: str = ""
     """What the source set is, for people: hook and width."""
@@ -83,14 +83,20 @@ class NeuronpediaSource:
     """PUBLIC, UNLISTED or PRIVATE."""
 
     def __post_init__(self) -> None:
-        for name in ("model_id", "source_set", "release", "creator_id", *(["source_id"] if self.source_id else [])):
+        for name in (
+            "model_id",
+            "source_set",
+            "release",
+            "creator_id",
+            *(["source_id"] if self.source_id is not None else []),
+        ):
             value = getattr(self, name)
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", value):
+            if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", value):
                 raise ValueError(
                     f"{name}={value!r} is no name on Neuronpedia: use up to 128 letters, digits, dots, dashes, underscores"
                 )
-        if not self.creator.strip():
-            raise ValueError("creator is empty: Neuronpedia shows who made a release")
+        if not isinstance(self.creator, str) or not self.creator.strip():
+            raise ValueError(f"creator={self.creator!r} is empty: Neuronpedia shows who made a release")
         if self.visibility not in ("PUBLIC", "UNLISTED", "PRIVATE"):
             raise ValueError(f"visibility={self.visibility!r} is none of PUBLIC, UNLISTED and PRIVATE")
 
@@ -102,10 +108,10 @@ def export_neuronpedia(
     model: HookedTransformer,
     path: str | os.PathLike[str],
     *,
-    model_id: str,
-    source_set: str,
-    release: str,
-    creator: str,
+    model_id: str | Any,
+    source_set: str | Any,
+    release: str | Any,
+    creator: str | Any,
     labels: SAELabels | None = None,
     latents: Sequence[int] | Any | None = None,
     n_context: int | Any = 128,
@@ -129,16 +135,19 @@ def export_neuronpedia(
         The folder that was written.
 
     Raises:
-        ValueError: the source exists there, features of another SAE, a store of another model, a latent that does not
-            exist, a site without layer and no `source_id`, or a name that Neuronpedia would not take.
+        ValueError: the source exists there, features or labels of another SAE, a store of another model, a latent that does
+            not exist, no latent, a site without layer and no `source_id`, or a name that Neuronpedia would not take.
     """
     source = NeuronpediaSource(model_id, source_set, release, creator, **details)
-    if n_context < 2:
-        raise ValueError(f"n_context={n_context} must be at least 2 tokens")
-    if features.card["sae"] != fingerprint(sae):
-        raise ValueError("these features are of another SAE: make them again with sae_features")
+    if isinstance(n_context, bool) or not isinstance(n_context, int) or n_context < 2:
+        raise ValueError(f"n_context={n_context!r} must be a whole number of at least 2 tokens")
+    check_features(features, sae)
+    if labels is not None and labels.card.get("sae", features.card["sae"]) != features.card["sae"]:
+        raise ValueError("these labels are of another SAE: label its own latents")
     store.check_model(model)
-    chosen = list(range(sae.n_latents)) if latents is None else [int(latent) for latent in latents]
+    chosen = list(range(sae.n_latents)) if latents is None else latent_numbers(latents)
+    if not chosen:
+        raise ValueError("latents is empty, so there is nothing to export: None means all")
     if missing := [latent for latent in chosen if not 0 <= latent < sae.n_latents]:
         raise ValueError(f"there is no latent {missing[0]}: they go from 0 to {sae.n_latents - 1}")
     target = sae.targets[-1] if sae.targets else features.sites[-1]
@@ -275,14 +284,9 @@ class _Records:
             own = drawn.loc[drawn["interval"] == interval, "row"].to_numpy()
             yield from ((context, fields) for context in self.reader.contexts(latent, own))
 
-    @torch.no_grad()
     def _logits(self, latents: Sequence[int]) -> Float[Tensor, "latent d_vocab"] | None:
         """What each latent adds to the logits; None where the SAE does not write to the residual stream."""
-        if self.directions is None:
-            return None
-        rows = self.directions[list(latents)].to(self.model.embed.weight)
-        # A norm with a bias writes that bias for any input: only what a latent adds to it is the latent's.
-        return (self.model.unembed_logits(rows) - self.model.unembed_logits(torch.zeros_like(rows[:1]))).float().cpu()
+        return None if self.directions is None else effects_on_logits(self.directions[list(latents)], self.model).cpu()
 
     def _logit_fields(self, logits: Float[Tensor, " d_vocab"] | None) -> dict[str, Any]:
         if logits is None:

@@ -277,6 +277,12 @@ def _k(cfg: Mapping[str, Any], folder: Path) -> int:
 # -------------------------------------------------------------------------------------------------- before version 6
 
 
+_UNCHANGED = (
+    "apply_b_dec_to_input", "d_in", "d_sae", "d_out", "dtype", "k", "rescale_acts_by_decoder_norm",
+)  # fmt: skip
+"""Settings that mean the same in both forms; the last one is read wherever it stands, as SAELens does."""
+
+
 def _modern(cfg: dict[str, Any], path: Path) -> dict[str, Any]:
     """The settings in the form of version 6. ValueError for an old option that has no such form."""
     metadata = cfg.get("metadata") or {}
@@ -294,7 +300,7 @@ def _modern(cfg: dict[str, Any], path: Path) -> dict[str, Any]:
     old = {renamed.get(key, key): value for key, value in cfg.items()}
     if old.get("finetuning_scaling_factor"):
         raise ValueError(f"{path}: finetuning_scaling_factor is on, which SAELens itself no longer reads")
-    new = {key: old[key] for key in ("apply_b_dec_to_input", "d_in", "d_sae", "d_out", "dtype", "k") if key in old}
+    new = {key: old[key] for key in _UNCHANGED if key in old}
     new["architecture"] = old.get("architecture", "standard")
     activation = old.get("activation_fn_str", "relu")
     if activation == "topk":
@@ -304,5 +310,6 @@ def _modern(cfg: dict[str, Any], path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: the activation function {activation!r} is not relu or topk")
     scaled = old.get("normalize_activations") or "none"
     new["normalize_activations"] = "expected_average_only_in" if scaled is True else scaled
-    new["metadata"] = {key: old[key] for key in KEPT if key in old}
+    # SAELens itself loses what stands under metadata here; a name of a place is worth keeping.
+    new["metadata"] = {**metadata, **{key: old[key] for key in KEPT if key in old}}
     return new

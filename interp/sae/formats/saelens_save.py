@@ -15,12 +15,12 @@ from torch import Tensor
 
 from interp import __version__
 from interp.artifact import atomic_folder, write_json
-from interp.sae.formats.building import is_transcoder
 from interp.sae.formats.saelens import CONFIG, KEPT, NO_DENSITY, SPARSITY, WEIGHTS
 from interp.sae.model import SAE
 
 VERSION = "6.20.0"
-"""The version of SAELens whose form the folder has; without one of at least 6 SAELens takes it for the old form."""
+"""The version of SAELens whose form the folder has; without one of at least 6 SAELens takes it for the old form. Who wrote
+it stands in `exported_by`."""
 
 _NAMES = {
     ("relu", False, False): "standard",
@@ -79,10 +79,12 @@ def saelens_architecture(sae: SAE) -> str:
     """SAELens' name for what this SAE is. ValueError where it has none."""
     if len(sae.sites) > 1 or len(sae.targets) > 1:
         raise ValueError(f"SAELens has no crosscoders, and this SAE reads {', '.join(sae.sites)}")
-    name = _NAMES.get((sae.architecture, is_transcoder(sae), sae.W_skip is not None))
+    name = _NAMES.get((sae.architecture, sae.is_transcoder, sae.W_skip is not None))
     if name is None:
         raise ValueError(
-            f"SAELens has no transcoder of the architecture {sae.architecture!r}; relu and jumprelu are what it has"
+            f"SAELens has no transcoder of the architecture {sae.architecture!r}; relu and jumprelu are what it has. Of "
+            "those that are trained here the kinds batchtopk, matryoshka, jumprelu and standard can be exported; SAE.save "
+            "keeps any"
         )
     return name
 
@@ -121,13 +123,14 @@ def _config(sae: SAE, name: str, given: dict[str, Any]) -> dict[str, Any]:
     if "transcoder" in name:
         cfg["d_out"] = sae.d_out
     kept = {key: value for key, value in imported.get("metadata", {}).items() if key in KEPT}
-    places = {"hook_name": hook, "hook_name_out": sae.targets[0] if sae.is_transcoder else None}
+    places = {"hook_name": hook, "hook_name_out": sae.targets[0] if sae.targets != sae.sites else None}
     ours = {"version": __version__, "model": sae.card.get("model"), "config": sae.card.get("config")}
     cfg["metadata"] = {
         **kept,
         **{key: value for key, value in places.items() if value is not None},
         **given,
         "sae_lens_version": VERSION,
+        "exported_by": f"interp {__version__}",
         "interp": ours,
     }
     cfg["metadata"].setdefault("sae_lens_training_version", None)

@@ -26,6 +26,8 @@ def write_table(path: str | os.PathLike[str], kind: str, frame: pd.DataFrame, ca
 
 def read_table(path: str | os.PathLike[str], kind: str) -> tuple[pd.DataFrame, dict[str, Any]]:
     """The table and the card that `write_table` wrote. ValueError for another kind, a newer format or damage."""
+    if not Path(path).is_dir():
+        raise ValueError(f"{path} is no folder: give one that {kind} were saved in")
     card = read_json(Path(path) / "card.json")
     if not isinstance(card, dict) or card.get("kind") != kind:
         raise ValueError(f"{path} holds no {kind}: give a folder that this library saved as such")
@@ -70,8 +72,14 @@ class Journal:
         except (ValueError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not a journal of this library ({error}): give another path") from None
         if first != json.loads(_line(head)):
+            theirs = first.get("identity") if isinstance(first, dict) else None
+            theirs = theirs if isinstance(theirs, dict) else {}
+            ours = json.loads(_line(identity))
+            differ = [name for name in ours if theirs.get(name) != ours[name]]
+            ids = [f"{name}_id=" for name in differ if name in ("explainer", "judge")]
             raise ValueError(
-                f"{path} has the results of another run, with another explainer, features or settings: give another path"
+                f"{path} has the results of another run (not the same: {', '.join(differ) or 'format'}): give another path"
+                + (f"; {ids[0]} in both runs vouches that the functions are the same" if ids else "")
             )
         if len(whole) < len(data):
             os.truncate(self.path, len(whole))

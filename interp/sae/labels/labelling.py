@@ -12,7 +12,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from interp.engine import RayEngine, run_tasks
 from interp.model import HookedTransformer
 from interp.sae.features import SAEFeatures
 from interp.sae.labels.files import Journal, read_table, write_table
+from interp.sae.labels.identity import function_card, require_identified
 from interp.sae.labels.page import ExplainerPage, check_latents, explainer_pages
 from interp.sae.labels.statistics import Rule, rule_from_json, statistics_explainer
 from interp.store import Store
@@ -47,16 +48,21 @@ COLUMNS = {
 """Column -> dtype."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SAELabels:
     """What an explainer said about latents."""
 
-    frame: pd.DataFrame = field(repr=False)
+    frame: pd.DataFrame
     """A row per latent: latent, label (None where it failed), rule (the label as a `Rule` in JSON, None for a text),
     error (why there is no label, else None), n_shown (passages that the page showed), shown_texts (numbers of the store's
-    texts that they were from, which scoring leaves out); after `scored`, also its columns."""
-    card: Mapping[str, Any] = field(repr=False)
+    texts that they were from: scoring leaves their documents out); after `scored`, also its columns."""
+    card: Mapping[str, Any]
     """Explainer, features, settings, counts, versions."""
+
+    def __repr__(self) -> str:
+        named = int(self.frame["label"].notna().sum())
+        scored = ", scored" if "balanced_accuracy" in self.frame else ""
+        return f"SAELabels({named:,} of {len(self.frame):,} latents have a label{scored})"
 
     def to_frame(self) -> pd.DataFrame:
         """A row per latent."""
@@ -112,10 +118,11 @@ def label_latents(
     features: SAEFeatures,
     store: Store,
     model: HookedTransformer | Tokenizer,
-    explainer: Explainer = statistics_explainer,
+    explainer: Explainer | Any = statistics_explainer,
     *,
     latents: Sequence[int] | Any | None = None,
     path: str | os.PathLike[str] | None = None,
+    explainer_id: str | None = None,
     engine: str | RayEngine | Any = "local",
     progress: Callable[[int, int], None] | None = None,
     **settings: Any,
@@ -128,7 +135,10 @@ def label_latents(
         model: the model or its tokenizer, for the texts of tokens.
         explainer: any function (page) -> text or `Rule`.
         latents: numbers of latents, None for all that fire.
-        path: a JSONL file that takes each answer as it comes; a run with the same settings goes on with it.
+        path: a JSONL file that takes each answer as it comes; a run with the same explainer, features and settings goes on
+            with it. A function is the same where its code and the values that it uses are (see `interp.sae.labels.identity`).
+        explainer_id: a name for the explainer in place of its code: for one that holds what cannot be compared, such as an
+            open connection, or changes. Choose another one whenever it would answer otherwise.
         engine: "local", "ray" or a `RayEngine`: with Ray several are asked at a time.
         progress: called with (latents done, latents asked for).
         settings: hold_out, before, after, n_others, seed of `explainer_pages`.
@@ -137,12 +147,21 @@ def label_latents(
         The labels, by latent. A failure is a row with its error, and a warning in the log.
 
     Raises:
-        ValueError: a latent that does not exist or never fires, or a path with the answers of another run.
+        ValueError: an explainer that cannot be called, a latent that does not exist or never fires, a path with the answers
+            of another run, or a path for an explainer that cannot be told from others, without explainer_id.
         RuntimeError: the explainer failed GIVE_UP times in a row; what was answered before is in `path`.
     """
+    if not callable(explainer):
+        raise ValueError(
+            f"explainer={explainer!r} cannot be called: give a function of a page that returns a text or a Rule, or "
+            "endpoint_explainer(...) to ask a language model"
+        )
     chosen = list(dict.fromkeys(check_latents(features, _firing(features) if latents is None else latents)))
-    identity = {"explainer": explainer_card(explainer), "features": features_id(features), "settings": dict(settings)}
+    explained_by = function_card(explainer, explainer_id)
+    identity = {"explainer": explained_by, "features": features_id(features), "settings": dict(settings)}
     identity["sae"] = features.card["sae"]
+    if path is not None:
+        require_identified(explained_by, "explainer_id")
     journal = None if path is None else Journal(path, identity)
     done = {} if journal is None else {row["latent"]: row for row in journal.rows if row["label"] is not None}
     missing = [latent for latent in chosen if latent not in done]
@@ -166,15 +185,6 @@ def label_latents(
     # A text column of pandas would make NaN of None.
     columns = {name: pd.Series([row[name] for row in rows], dtype=COLUMNS[name]) for name in COLUMNS}
     return SAELabels(pd.DataFrame(columns), card)
-
-
-def explainer_card(explainer: Callable[..., Any]) -> dict[str, Any]:
-    """What an explainer or judge is: its own `card`, else its name."""
-    card = getattr(explainer, "card", None)
-    if isinstance(card, Mapping):
-        return dict(card)
-    name = getattr(explainer, "__qualname__", type(explainer).__qualname__)
-    return {"function": f"{getattr(explainer, '__module__', '')}.{name}"}
 
 
 def features_id(features: SAEFeatures) -> str:

@@ -6,8 +6,9 @@
 3. Others: random passages in which it never fires. What is common in them explains nothing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -129,7 +130,7 @@ def _pages(
 
 def check_latents(features: SAEFeatures, latents: Sequence[int] | Any) -> list[int]:
     """Numbers of latents that fire, as a list; ValueError for one that does not exist or never fires."""
-    chosen = [int(latent) for latent in latents]
+    chosen = latent_numbers(latents)
     known, fires = set(features.latents["latent"].tolist()), set(features.examples["latent"].tolist())
     for latent in chosen:
         if latent not in known:
@@ -137,6 +138,18 @@ def check_latents(features: SAEFeatures, latents: Sequence[int] | Any) -> list[i
         if latent not in fires:
             raise ValueError(f"latent {latent} never fires in these rows: there is nothing to explain, leave it out")
     return chosen
+
+
+def latent_numbers(latents: Any) -> list[int]:
+    """A list, range, array or tensor of latents as a list. ValueError for a single number, or entries that are none."""
+    given = latents.tolist() if hasattr(latents, "tolist") else latents
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise ValueError(f"latents={latents!r} is no list of latents: give their numbers, such as [3]")
+    found = list(given)
+    odd = [each for each in found if isinstance(each, bool) or not isinstance(each, Integral)]
+    if odd:
+        raise ValueError(f"latents holds {odd[0]!r}: a latent is a whole number")
+    return [int(each) for each in found]
 
 
 def _columns(row: Any, tokenizer: Tokenizer) -> dict[str, Any]:

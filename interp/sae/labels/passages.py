@@ -4,6 +4,7 @@ A passage is some tokens before and after one row of the store, within that row'
 feature pass kept; on a row that it did not read, since it is not typical, a latent counts as silent.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from jaxtyping import Bool, Int
 from interp.model import HookedTransformer
 from interp.sae.features import SAEFeatures
 from interp.sae.features.contexts import windows
+from interp.sae.rows import documents
 from interp.store import Store
 from interp.tokens import Tokenizer
 
@@ -78,15 +80,23 @@ class PassageReader:
             raise ValueError(f"a passage cannot have {min(before, after)} tokens on one side: give 0 or more")
         self.activations, self.store, self.tokenizer = features.activations, store, tokenizer_of(model, store)
         self.before, self.after = before, after
+        self._document = documents(store)
+        self._texts, first = np.unique(store.tokens["text"].to_numpy(), return_index=True)
+        self._document_of_text = self._document[first]
         self._spelled: dict[int, tuple[str, ...]] = {}
 
     def random_rows(self, n: int, seed: int) -> Int[np.ndarray, " n"]:
-        """Up to n rows of the store that were read, one a text, in random order."""
+        """Up to n rows of the store that were read, one a document, in random order."""
         rows = self.activations.rows
         rng = np.random.default_rng(seed)
         shuffled = rng.permutation(rows.places)
-        _, first = np.unique(rows.text[shuffled], return_index=True)
+        _, first = np.unique(self._document[rows.row[shuffled]], return_index=True)
         return rows.row[rng.permutation(shuffled[first])[:n]]
+
+    def in_documents_of(self, rows: Int[np.ndarray, " n"], texts: Sequence[int]) -> Bool[np.ndarray, " n"]:
+        """Which rows stand in one of these texts, or in another piece of the same document."""
+        there = np.isin(self._texts, np.asarray(texts, dtype=np.int64))
+        return np.isin(self._document[rows], self._document_of_text[there])
 
     def silent(self, latent: int, rows: Int[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
         """Around which rows a latent never fires."""

@@ -1,7 +1,8 @@
 """Detection: does a label say in which passages its latent fires? (Paulo et al. 2024, https://arxiv.org/abs/2410.13928)
 
 1. Of each latent take passages in which it fires (its strongest ones, and some of every strength) and random passages in
-   which it never does. Texts that the explainer was shown are left out on both sides.
+   which it never does. Texts that the explainer was shown are left out on both sides, with the other pieces of their
+   documents.
 2. A judge reads the label and a passage, without activations, and says how probable it is that the latent fires in it.
 3. Count: balanced accuracy and F1 at probability one half, AUROC over all. A label that says nothing gets 1/2.
 
@@ -16,7 +17,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ from interp.probe.figures import auroc
 from interp.sae.evaluate import METRIC_VERSION
 from interp.sae.features import SAEFeatures
 from interp.sae.labels.files import Journal, read_table, write_table
-from interp.sae.labels.labelling import SAELabels, explainer_card, features_id, giving_up
-from interp.sae.labels.page import POOL
+from interp.sae.labels.identity import function_card, require_identified
+from interp.sae.labels.labelling import SAELabels, features_id, giving_up
+from interp.sae.labels.page import POOL, latent_numbers
 from interp.sae.labels.passages import AFTER, BEFORE, Context, Passage, PassageReader
 from interp.sae.labels.statistics import Rule
 from interp.store import Store
@@ -43,18 +45,23 @@ log = logging.getLogger("interp.sae.labels")
 
 Judge = Callable[[str, Sequence[Passage]], Sequence[bool | float | int]]
 """(label, passages) -> for each passage the probability that the latent fires in it, or whether it does."""
+MIN_PASSAGES = 5
+"""Of each kind that a score needs: with fewer, one answer moves it by more than an eighth."""
 FIGURES = ("balanced_accuracy", "low", "high", "f1", "auroc")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DetectionScores:
     """How well labels tell the passages in which their latents fire."""
 
-    frame: pd.DataFrame = field(repr=False)
+    frame: pd.DataFrame
     """A row per latent: latent, n_firing and n_silent (passages judged), balanced_accuracy with the ends of its 95 %
     interval (low, high), f1, auroc, score_error (why there are no figures, else None)."""
-    card: Mapping[str, Any] = field(repr=False)
+    card: Mapping[str, Any]
     """Judge, labels, features, settings, counts, versions."""
+
+    def __repr__(self) -> str:
+        return f"DetectionScores({self.summary().removesuffix('.')})"
 
     def to_frame(self) -> pd.DataFrame:
         """A row per latent."""
@@ -95,7 +102,7 @@ def detection_score(
     store: Store,
     model: HookedTransformer | Tokenizer,
     labels: SAELabels,
-    judge: Judge | None = None,
+    judge: Judge | Any | None = None,
     *,
     latents: Sequence[int] | Any | None = None,
     n_firing: int | Any = 20,
@@ -104,6 +111,7 @@ def detection_score(
     after: int | Any = AFTER,
     seed: int = 0,
     path: str | os.PathLike[str] | None = None,
+    judge_id: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DetectionScores:
     """Score labels by detection on passages that their explainer was not shown.
@@ -120,23 +128,31 @@ def detection_score(
         seed: of the choice of passages.
         path: a JSONL file that takes each result as it comes, for costly judges; a run with the same labels, judge and
             settings goes on with it.
+        judge_id: a name for the judge, as explainer_id of `label_latents`.
         progress: called with (latents done, latents in all).
 
     Returns:
-        A row per latent. One without enough passages, or on which the judge failed, has no figures but a reason.
+        A row per latent. One with fewer than MIN_PASSAGES of a kind (or n_firing, n_silent, where those are fewer), or on
+        which the judge failed, has no figures but a reason.
 
     Raises:
-        ValueError: a label that is no rule and no judge, a latent without label, labels of another SAE, counts below 1,
-            or a path with the results of another run.
+        ValueError: a label that is no rule and no judge, a judge that cannot be called, a latent without label, labels of
+            another SAE, counts below 1, a path with the results of another run, or a path for a judge that cannot be told
+            from others, without judge_id.
         RuntimeError: the judge failed GIVE_UP times in a row; what was judged before is in `path`.
     """
     if labels.card.get("sae", features.card["sae"]) != features.card["sae"]:
         raise ValueError("these labels are of another SAE than the features: label its own latents")
+    if judge is not None and not callable(judge):
+        raise ValueError(f"judge={judge!r} cannot be called: give a function (label, passages), or endpoint_judge(...)")
     if n_firing < 1 or n_silent < 1:
         raise ValueError(f"n_firing={n_firing} and n_silent={n_silent} must be at least 1")
     asked_for, rules = _labelled(labels, latents, features, judge), labels.rules()
+    judged_by = {"judge": "the labels' own rules"} if judge is None else function_card(judge, judge_id)
+    if path is not None:
+        require_identified(judged_by, "judge_id")
     identity = {
-        "judge": {"judge": "the labels' own rules"} if judge is None else explainer_card(judge),
+        "judge": judged_by,
         "labels": {name: labels.card.get(name) for name in ("explainer", "features", "settings")},
         "features": features_id(features),
         "settings": {"n_firing": n_firing, "n_silent": n_silent, "before": before, "after": after, "seed": seed},
@@ -172,7 +188,7 @@ class _Passages:
     def __init__(self, features: SAEFeatures, reader: PassageReader, n_firing: int, n_silent: int, seed: int) -> None:
         self.reader, self.n_firing, self.n_silent, self.seed = reader, n_firing, n_silent, seed
         self._pool = reader.random_rows(POOL + 4 * n_silent, seed + 1)
-        columns = ["latent", "rank", "text", "row"]
+        columns = ["latent", "rank", "row"]
         parts = [features.examples[columns].assign(interval=0), features.interval_examples[[*columns, "interval"]]]
         # By rank first: some of every strength, however few are taken.
         both = (
@@ -181,15 +197,23 @@ class _Passages:
             .drop_duplicates(["latent", "row"])
         )
         self._examples = dict(iter(both.groupby("latent", sort=False)))
-        self._text = pd.Series(reader.activations.rows.text, index=reader.activations.rows.row)
+
+    def too_few(self, n_firing: int, n_silent: int) -> str | None:
+        """Why so many passages make no score; None where they do. Whoever asks for fewer gets fewer."""
+        for n, wanted, does in ((n_firing, self.n_firing, "fires"), (n_silent, self.n_silent, "is silent")):
+            if n < (least := min(MIN_PASSAGES, wanted)):
+                left = "no passage is" if n == 0 else f"{n} passage{'s are' if n > 1 else ' is'}"
+                return f"{left} left in which the latent {does}, {least} are needed"
+        return None
 
     def of(self, latent: int, shown: Sequence[int]) -> Iterator[tuple[Context, int]]:
-        """(passage, 1 where the latent fires in it) of one latent, in random order, without the texts that were shown."""
+        """(passage, 1 where the latent fires in it) of one latent, in random order, without the documents that were shown."""
         examples = self._examples.get(latent)
         firing = np.empty(0, np.int64)
         if examples is not None:
-            firing = examples.loc[~examples["text"].isin(shown), "row"].to_numpy()[: self.n_firing]
-        pool = self._pool[~self._text.loc[self._pool].isin(shown).to_numpy()]
+            firing = examples["row"].to_numpy()
+            firing = firing[~self.reader.in_documents_of(firing, shown)][: self.n_firing]
+        pool = self._pool[~self.reader.in_documents_of(self._pool, shown)]
         pool = np.random.default_rng((self.seed, latent)).permutation(pool)
         silent = pool[self.reader.silent(latent, pool)][: self.n_silent] if len(pool) else pool
         found = [(context, 1) for context in self.reader.contexts(latent, firing)]
@@ -205,7 +229,7 @@ def _labelled(
     if labels.card.get("sae", features.card["sae"]) != features.card["sae"]:
         raise ValueError("these labels are of another SAE than the features: label its own latents")
     found = {row["latent"]: row for row in labels.frame.to_dict("records") if row["label"] is not None}
-    wanted = list(found) if latents is None else [int(latent) for latent in latents]
+    wanted = list(found) if latents is None else latent_numbers(latents)
     if missing := [latent for latent in wanted if latent not in found]:
         raise ValueError(f"latent {missing[0]} has no label: there is nothing to score")
     if judge is None and (texts := [latent for latent in wanted if found[latent]["rule"] is None]):
@@ -231,9 +255,8 @@ def _row(label: Mapping[str, Any], judge: Judge, passages: _Passages) -> dict[st
     y = np.array([truth for _, truth in found], dtype=np.int64)
     row: dict[str, Any] = {"latent": label["latent"], "n_firing": int(y.sum()), "n_silent": int((1 - y).sum())}
     row |= dict.fromkeys((*FIGURES, "reason", "error"))
-    if row["n_firing"] == 0 or row["n_silent"] == 0:
-        kind = "fires" if row["n_firing"] == 0 else "is silent"
-        return row | {"reason": f"no passage is left in which the latent {kind}"}
+    if reason := passages.too_few(row["n_firing"], row["n_silent"]):
+        return row | {"reason": reason}
     try:
         answers = _checked_answers(judge(label["label"], [context.passage for context, _ in found]), len(found))
     except Exception as error:  # whatever somebody's function raises belongs to its latent, and is shown there

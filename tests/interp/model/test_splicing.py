@@ -331,6 +331,8 @@ def test_what_cannot_be_spliced_is_refused(llama: HookedTransformer, sae: SAE) -
     foreign = sae_of(32, 32, [SITE])
     foreign.card["model"] = "0" * 32
     crosscoder = sae_of(64, 64, [SITE, "blocks.1.hook_resid_post"])
+    unplaced = sae_of(32, 32, [], [])
+    unplaced.card["imported"] = {"transcoder": True}
     cases: list[tuple[Any, dict[str, Any], str]] = [
         ([], {}, "the list is empty"),
         (llama, {}, "splice takes SAEs"),
@@ -342,6 +344,9 @@ def test_what_cannot_be_spliced_is_refused(llama: HookedTransformer, sae: SAE) -
         (sae, {"site": "mlp_in:0"}, "no SAE can stand at blocks.0.hook_mlp_in"),
         (sae, {"target": "mlp_out:0"}, "give site="),
         (sae_of(*PLACES["transcoder"]), {"site": "mlp_in:0"}, "give target= as well"),
+        (unplaced, {"site": "mlp_in:0"}, "give target= as well"),
+        (unplaced, {}, "does not say where it writes: give site= and target="),
+        (sae_of(32, 32, [SITE], k=6, W_skip=torch.zeros(32, 32)), {}, "does not say where it writes"),
         ([sae], {"site": "resid_post:0"}, "several go where their cards say"),
         ([sae, sae], {}, "stands at blocks.0.hook_resid_post already"),
         (foreign, {}, "was trained on a model with the fingerprint 0000"),

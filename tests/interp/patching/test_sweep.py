@@ -137,6 +137,8 @@ def test_intervals_cover_the_mean_and_count_the_pairs() -> None:
     ("change", "message"),
     [
         ({"site": "resid_pree"}, "cannot be swept"),
+        ({"site": "resid_pre:1"}, r"site='resid_pre', layers=\[1\]"),
+        ({"site": "resid_post.sae_acts_post:15.3"}, r"site='resid_post\.sae_acts_post', layers=\[15\]"),
         ({"mode": "both"}, "unknown"),
         ({"by": "head"}, "does not go with"),
         ({"layers": [7]}, "layer 7"),

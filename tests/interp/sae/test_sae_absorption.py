@@ -164,6 +164,28 @@ def test_a_model_is_measured_end_to_end() -> None:
         feature_absorption(sae, model)
 
 
+def test_what_can_be_refused_is_refused_before_the_model_runs() -> None:
+    model, site = tiny_model(), "blocks.1.hook_resid_post"
+    W_dec = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+    tensors = (W_dec.T.contiguous(), torch.zeros(64), W_dec, torch.zeros(32))
+    sae = SAE(*tensors, k=4, card={"site": site})
+    foreign = SAE(*tensors, k=4, card={"site": site, "model": "0123"})
+    transcoder = SAE(*tensors, k=4, card={"sites": [site], "targets": ["blocks.1.hook_mlp_out"]})
+    with model.hooks({site: lambda value, ctx: pytest.fail("the model ran")}):
+        for call, message in (
+            (
+                lambda: feature_absorption(sae, model, per_letter=40),
+                "per_letter=40 is too few: each letter needs 60 words",
+            ),
+            (lambda: feature_absorption(sae, model, words=["ant", "bee"]), "at least two letters need 60 words"),
+            (lambda: feature_absorption(sae, model, min_f1=2.0), "between 0 and 1, got 2"),
+            (lambda: feature_absorption(transcoder, model), "a transcoder writes another site"),
+            (lambda: feature_absorption(foreign, model), "fingerprint 0123"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                call()
+
+
 def test_what_cannot_be_measured_is_refused() -> None:
     sae, rows, words = planted(set())
     transcoder = SAE(

@@ -46,12 +46,15 @@ def test_typical_rows_of_a_store_count(store: Store) -> None:
 
 
 def test_what_cannot_be_calibrated_is_refused(batchtopk: SAE, rows: Tensor, sae: SAE, store: Store) -> None:
+    penalised = calibrate_l0(batchtopk, rows)
+    penalised.card["config"] = {"kind": "jumprelu", "l0": 32.0, "l0_coefficient": 1e-3}
     for call, message in (
         (lambda: calibrate_l0(sae, rows), "this SAE is topk"),
         (lambda: calibrate_l0(batchtopk, rows, 0), "between 0 and 64, got 0"),
         (lambda: calibrate_l0(batchtopk, rows, "many"), "got 'many'"),
         (lambda: calibrate_l0(batchtopk, rows, 60), "below a quarter"),
         (lambda: calibrate_l0(batchtopk, rows[:0]), "no row to calibrate on"),
+        (lambda: calibrate_l0(penalised, rows), "got None"),
         (lambda: calibrate_l0(batchtopk, store), "the SAE reads no known site"),
         (lambda: calibrate_l0(batchtopk, rows, rows=[1]), "a tensor without rows="),
     ):

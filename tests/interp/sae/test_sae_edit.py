@@ -1,7 +1,9 @@
 """Steering by latents: what is added is a multiple of the decoder row, and the SAE's error stays."""
 
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -177,11 +179,23 @@ def test_activations_of_some_latents(tiny: HookedTransformer) -> None:
         assert torch.equal(latent_activations(sae, x, 3), sae.encode(x)[..., [3]])
 
 
+def test_values_come_in_any_form(sae: SAE) -> None:
+    for one in (np.float32(2), np.int64(2), torch.tensor(2.0), np.array(2), Fraction(4, 2), [2.0, 2], np.full(2, 2.0)):
+        assert SteerLatent(sae, [3, 9], value=one).amounts().tolist() == [2.0, 2.0]
+    assert SteerLatent(sae, [3, 9], value=torch.tensor([1, -1])).amounts().tolist() == [1.0, -1.0]
+    assert SteerLatent(sae, [3, 9], value=(np.float32(1), torch.tensor(-1))).amounts().tolist() == [1.0, -1.0]
+
+
 def test_what_cannot_be_steered_is_refused(tiny: HookedTransformer, sae: SAE) -> None:
-    nameless = sae_of([])
+    nameless, unplaced = sae_of([]), sae_of([])
+    unplaced.card["imported"] = {"transcoder": True}
+    skipping = sae_of([SITE], k=5, W_skip=torch.zeros(32, 32))
     for make, message in (
         (lambda: SteerLatent(tiny, 0, value=1.0), "SteerLatent takes an SAE"),
         (lambda: SteerLatent(nameless, 0, value=1.0), "does not say its site"),
+        (lambda: SteerLatent(unplaced, 0, value=1.0), "whose card does not say what it writes"),
+        (lambda: SteerLatent(skipping, 0, value=1.0), "whose card does not say what it writes"),
+        (lambda: latent_direction(skipping, 0), "whose card does not say what it writes"),
         (lambda: SteerLatent(sae, 40, value=1.0), "latents 0 to 39"),
         (lambda: SteerLatent(sae, 1.5, value=1.0), "latent 1.5 does not exist"),
         (lambda: SteerLatent(sae, [1, 1], value=1.0), "name each latent once"),
@@ -189,6 +203,10 @@ def test_what_cannot_be_steered_is_refused(tiny: HookedTransformer, sae: SAE) ->
         (lambda: SteerLatent(sae, 1, "double", 1.0), "choose from add, clamp, ablate"),
         (lambda: SteerLatent(sae, 1), "needs value="),
         (lambda: SteerLatent(sae, 1, value=float("nan")), "needs value="),
+        (lambda: SteerLatent(sae, 1, value=True), "needs value="),
+        (lambda: SteerLatent(sae, 1, value=np.bool_(True)), "needs value="),
+        (lambda: SteerLatent(sae, 1, value=torch.ones(1, 1)), "needs value="),
+        (lambda: SteerLatent(sae, 1, value="2"), "needs value="),
         (lambda: SteerLatent(sae, [1, 2], value=[1.0]), "one for each of 2 latents"),
         (lambda: SteerLatent(sae, 1, "ablate", 1.0), "clamp holds them"),
         (lambda: SteerLatent(sae, 1, value=1.0, where="answer"), "where='answer'"),

@@ -14,7 +14,7 @@ from torch import Tensor
 from interp.artifact import read_json
 from interp.model import HookedTransformer
 from interp.recording import record
-from interp.sae import SAE, evaluate_sae, pca_baseline
+from interp.sae import SAE, calibrate_l0, evaluate_sae, pca_baseline, sae_features
 from interp.sae.evaluate import load_sae_report
 from interp.store import Store
 
@@ -196,7 +196,7 @@ def test_a_transcoder_is_measured_on_what_it_writes(x: Tensor) -> None:
         (x, None, "writes other rows than it reads"),
         (x, y[:9], "300 rows to read and 9 to write"),
         (x, y[:, :2], r"writes rows of width 3, got \[300, 2\]"),
-        ([x], y, "goes with a tensor"),
+        ([x], y, "of a tensor, target= is the tensor"),
         ([{"in": x}], None, "but not out"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -227,6 +227,14 @@ def test_the_l0_that_training_aimed_at_stands_beside_the_measured_one(x: Tensor)
     assert report.l0_error == pytest.approx(report.l0 / 3 - 1)
     relu = evaluate_sae(SAE(sae.W_enc, sae.b_enc, sae.W_dec, sae.b_dec), x)
     assert (relu.l0_wanted, relu.l0_error) == (None, None)
+    jumprelu = {"kind": "jumprelu", "l0": 32.0, "l0_coefficient": None}
+    for card, wanted in (
+        ({"config": jumprelu}, 32.0),
+        ({"config": {**jumprelu, "l0_coefficient": 1e-3}}, None),  # a weight of the penalty, which aims at no L0
+        ({"config": jumprelu, "calibrated": {"l0": 2.5, "factor": 1.1, "n_rows": 9}}, 2.5),
+    ):
+        options = {"threshold": torch.full((16,), 1.5), "card": card}
+        assert evaluate_sae(SAE(sae.W_enc, sae.b_enc, sae.W_dec, sae.b_dec, **options), x).l0_wanted == wanted
 
 
 def test_intervals_hold_the_estimate_and_shrink_with_n(x: Tensor) -> None:
@@ -290,6 +298,42 @@ def test_several_sites_of_a_store(store: Store) -> None:
     assert report.fvu == pytest.approx(evaluate_sae(coder, torch.cat([x, y], 1)).fvu, rel=1e-6)
     with pytest.raises(ValueError, match="name of a site"):
         evaluate_sae(transcoder, store, target=y)
+    unplaced = SAE(W_enc, torch.zeros(40), W_dec, torch.zeros(d), k=3, card={"imported": {"transcoder": True}})
+    unplaced.apply_b_dec_to_input = transcoder.apply_b_dec_to_input
+    fvu = evaluate_sae(transcoder, store).fvu
+    assert evaluate_sae(unplaced, store, site=first, target=second).fvu == fvu
+    assert evaluate_sae(unplaced, {first: x, second: y}, site=first, target=second).fvu == pytest.approx(fvu, rel=1e-6)
+    for data in (store, {first: x, second: y}, [{first: x, second: y}]):
+        with pytest.raises(ValueError, match="transcoder whose card does not say what it writes"):
+            evaluate_sae(unplaced, data, site=first)
+
+
+def test_rows_are_chosen_by_numbers_a_mask_or_a_slice(store: Store, sae: SAE) -> None:
+    some = evaluate_sae(sae, store, rows=np.arange(50))
+    mask = np.arange(store.n_rows) < 50
+    for rows in (mask, torch.from_numpy(mask), slice(0, 50), [*range(50), 3], list(range(50))[::-1]):
+        assert evaluate_sae(sae, store, rows=rows) == some
+    for rows, message in (
+        (mask[:50], f"a boolean mask with {store.n_rows} entries, got bool \\(50,\\)"),
+        ([store.n_rows + 5], f"rows go from 0 to {store.n_rows - 1}"),
+        ([-1], "not counted from the end"),
+        ([0.5], "chosen by integers"),
+    ):
+        for measure in (evaluate_sae, sae_features, calibrate_l0):
+            with pytest.raises(ValueError, match=message):
+                measure(_jumping(sae) if measure is calibrate_l0 else sae, store, rows=rows)
+
+
+def _jumping(sae: SAE) -> SAE:
+    threshold = torch.full((sae.n_latents,), 0.5)
+    return SAE(
+        sae.W_enc.data,
+        sae.b_enc.data,
+        sae.W_dec.data,
+        sae.b_dec.data,
+        threshold=threshold,
+        card={**sae.card, "config": {"k": 3}},
+    )
 
 
 def test_rows_that_cannot_be_measured_are_refused(x: Tensor) -> None:

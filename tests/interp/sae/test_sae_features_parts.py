@@ -9,8 +9,10 @@ import torch
 
 from interp.artifact import write_json
 from interp.model import HookedTransformer
+from interp.recording import record
 from interp.sae.features import HISTOGRAM_EDGES, SAEFeatures, activations, load_sae_features, sae_features
 from interp.sae.model import SAE
+from interp.sae.rows import documents
 from interp.store import Store
 
 SITE = "blocks.1.hook_resid_post"
@@ -69,6 +71,41 @@ def test_drawn_examples_lie_in_their_interval_and_are_as_many_as_there_are_texts
             assert shown["value"].to_numpy() == pytest.approx(dense.loc[shown["row"], latent].to_numpy(), rel=1e-5)
             assert shown["value"].is_monotonic_decreasing
             assert shown["rank"].tolist() == list(range(len(shown)))
+
+
+def test_pieces_of_a_document_give_one_example(tiny_llama: HookedTransformer, texts: list[str], sae: SAE) -> None:
+    """A document cut into pieces counts once: among the strongest, and in each interval."""
+    long = [" ".join(texts[start : start + 6]) for start in range(0, 36, 6)]
+    store = record(
+        tiny_llama, [*long, *texts[36:40]], sites=SITE, long="chunk", max_length=64, dtype="float32", progress=False
+    )
+    assert store.n_texts > 30
+    found = sae_features(sae, store, n_examples=20, n_intervals=2)
+    typical = np.flatnonzero(store.typical(SITE))
+    value = sae.encode(store.rows(SITE, typical)).double().numpy()
+    own = documents(store)[typical]
+    assert len(np.unique(own)) == 10
+    drawn = found.interval_examples
+    for latent in np.flatnonzero((value > 0).any(axis=0)):
+        best = pd.Series(value[:, latent]).groupby(own).max()
+        expected = np.sort(best[best > 0])[::-1]
+        strongest = found.examples.loc[found.examples["latent"] == latent, "value"].to_numpy()
+        assert strongest == pytest.approx(expected, rel=1e-5)
+        for _, part in drawn[drawn["latent"] == latent].groupby("interval"):
+            assert len(np.unique(documents(store)[part["row"]])) == len(part)
+
+
+def test_what_a_transcoder_writes_is_not_taken_for_its_site(
+    sae: SAE, store: Store, tiny_llama: HookedTransformer
+) -> None:
+    """Nothing says where it writes, so it has neither logits nor a decoder that is comparable with its encoder."""
+    unplaced = SAE(sae.W_enc.data, sae.b_enc.data, sae.W_dec.data, sae.b_dec.data, k=4)
+    known = set(sae_features(unplaced, store, site=SITE, model=tiny_llama).latents)
+    unplaced.card["imported"] = {"transcoder": True}
+    found = sae_features(unplaced, store, site=SITE, model=tiny_llama)
+    missing = {f"{name}_{part}" for name in ("up", "down") for part in ("token_ids", "values", "tokens")}
+    assert known - set(found.latents) == {"encoder_decoder_cosine", *missing}
+    assert found.card["effects"] == "the card of this transcoder does not say what it writes"
 
 
 def test_draws_are_uniform_over_texts_and_follow_the_seed(sae: SAE, store: Store) -> None:

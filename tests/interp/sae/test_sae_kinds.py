@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp.sae import SAEConfig, train_sae
+from interp.sae import SAEConfig, calibrate_l0, train_sae
 from interp.sae.config import KINDS, JumpReLUConfig, MatryoshkaConfig
 from interp.sae.kinds import batch_top
-from interp.sae.step import COMMON, TrainState, initial_state, losses
-from interp.sae.train import train_saes
+from interp.sae.rows import training_rows
+from interp.sae.step import COMMON, TrainState, initial_state, losses, train_step
+from interp.sae.train import _start, train_saes
+from interp.sae.trained import trained_sae
 
 WIDTH, LATENTS, NONE_DEAD = 8, 48, torch.empty(0, dtype=torch.int64)
 CHOICES = {
@@ -243,3 +245,97 @@ def test_an_l1_penalty_weighs_the_decoder_of_each_site(x: Tensor) -> None:
     weight = state.W_dec[:, :3].norm(dim=1) + state.W_dec[:, 3:].norm(dim=1)
     expected = 0.2 * (pre * weight).sum() / x.numel()
     torch.testing.assert_close(losses(state, x, x, config, NONE_DEAD).penalty, expected)
+
+
+@pytest.mark.parametrize("mode", ["sae", "transcoder", "skip", "crosscoder", "crosscoder with a target"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_trained_sae_computes_what_the_state_does(kind: str, mode: str) -> None:
+    """On raw rows, whose sites have scales 500 times apart, what the last state computes on scaled ones."""
+    generator = torch.Generator().manual_seed(7)
+    hidden = torch.randn(256, 6, generator=generator).relu()
+    sites = {name: hidden @ torch.randn(6, 8, generator=generator) + 2 for name in ("a", "b", "c")}
+    sites = {"a": sites["a"], "b": 500 * sites["b"] - 40, "c": 30 * sites["c"]}
+    site, target = {
+        "sae": ("b", None), "transcoder": ("a", "b"), "skip": ("a", "b"), "crosscoder": (["a", "b"], None),
+        "crosscoder with a target": (["a", "b"], "c"),
+    }[mode]  # fmt: skip
+    config = SAEConfig(kind=kind, width=32, lr=3e-3, batch_size=64, epochs=4, skip=mode == "skip", **CHOICES[kind])
+    rows = training_rows(sites, config, site=site, target=target)
+    state = _start(rows, config)
+    for batch in rows.batches:
+        x, y = rows.pair(batch)
+        train_step(state, x, y, config, lr=3e-3, window=10**9)
+    sae = trained_sae(state, rows, config, {})
+    x, y = rows.pair(sites if len(rows.widths) > 1 else sites["b"])
+    found = losses(state, x, y, config, NONE_DEAD)
+    if kind in ("batchtopk", "matryoshka"):  # the batch chooses there, the threshold here
+        sae = calibrate_l0(sae, x / rows.scale_in.float(), found.coded.pattern.counts.double().mean().item())
+    written = sae(x / rows.scale_in.float()) * rows.scale_out.float()
+    loss = (written - y).square().mean()
+    torch.testing.assert_close(loss, found.loss.detach(), rtol=1e-3, atol=1e-5)
+
+
+def test_a_gated_skip_transcoder_against_dense_autograd(x: Tensor) -> None:
+    config = config_of("gated", skip=True)
+    generator = torch.Generator().manual_seed(8)
+    y = (x @ torch.randn(WIDTH, WIDTH, generator=generator).double()).relu()
+    state = initial_state(x.mean(0), y.mean(0), LATENTS, config, same=False)
+    for holder, names in ((vars(state), COMMON), (state.extra, tuple(state.extra))):
+        for name in names:
+            value = holder[name].detach().double()
+            holder[name] = (value + 0.1 * torch.randn(value.shape, generator=generator).double()).requires_grad_()
+    state.centre = x.mean(0)
+    E, b, W, c = (getattr(state, name) for name in COMMON)
+    pre = (x - state.centre) @ E.T + b
+    rest = c + (x - state.centre) @ state.extra["W_skip"]
+    value = ((pre - b) * state.extra["r_mag"].exp() + state.extra["b_mag"]).relu() * (pre > 0)
+    auxiliary = (y - rest.detach() - pre.relu() @ W.detach()).square().mean()
+    expected = (y - rest - value @ W).square().mean() + 0.2 * pre.relu().sum() / y.numel() + auxiliary
+    found = losses(state, x, y, config, NONE_DEAD)
+    parameters = list(state.parameters.values())
+    torch.testing.assert_close(found.loss + found.penalty, expected)
+    ours, theirs = (
+        torch.autograd.grad(found.loss + found.penalty, parameters),
+        torch.autograd.grad(expected, parameters),
+    )
+    for gradient, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(gradient, other)
+
+
+@pytest.mark.parametrize("n_rows", [8193, 8212])
+def test_a_small_last_batch_does_not_decide_the_threshold(n_rows: int) -> None:
+    x, _ = planted(n_rows + 2000)
+    config = SAEConfig(kind="batchtopk", k=3, width=32, lr=2e-3, batch_size=4096, epochs=6)
+    sae = train_sae(x[:n_rows], config)
+    assert sae.active(x[n_rows:]).counts.double().mean().item() == pytest.approx(3, rel=0.06)
+
+
+def test_a_narrow_product_does_not_lower_the_threshold() -> None:
+    x, _ = planted(8000)
+    x = x + 300
+    config = SAEConfig(kind="batchtopk", k=3, width=32, lr=2e-3, batch_size=512, epochs=4, autocast=True)
+    sae = train_sae(x, config)
+    assert sae.active(x).counts.double().mean().item() == pytest.approx(3, rel=0.06)
+
+
+def test_a_log_that_is_no_log_is_not_lost(tmp_path: Path) -> None:
+    x, _ = planted(600)
+    config = SAEConfig(k=3, width=32, batch_size=100)
+    notes = tmp_path / "notes.txt"
+    notes.write_text("months of work\n")
+    with pytest.raises(ValueError, match="holds something else than metrics"):
+        train_sae(x, config, log=notes)
+    assert notes.read_text() == "months of work\n"
+    with pytest.raises(ValueError, match="one would overwrite the other"):
+        train_sae(x, config, log=tmp_path / "a", checkpoint=tmp_path / "a")
+    with pytest.raises(ValueError, match="is a folder"):
+        train_sae(x, config, checkpoint=tmp_path)
+
+
+def test_a_finished_run_says_the_same_of_its_threshold(tmp_path: Path) -> None:
+    x, _ = planted(1000)
+    config = SAEConfig(kind="batchtopk", k=3, width=32, batch_size=100)
+    first = train_sae(x, config, checkpoint=tmp_path / "run.safetensors")
+    again = train_sae(x, config, checkpoint=tmp_path / "run.safetensors")
+    assert first.card == again.card
+    assert first.card["final"]["l0_of_threshold"] > 0

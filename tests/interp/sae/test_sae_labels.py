@@ -28,8 +28,9 @@ from interp.sae.labels import (
     labelling,
     load_detection_scores,
     load_sae_labels,
+    scoring,
 )
-from interp.sae.labels.scoring import detection_figures
+from interp.sae.labels.scoring import _Passages, detection_figures
 from interp.store import Store
 
 ALPHABET = "abcdefgh \n.xyzQR0123456789"
@@ -132,7 +133,8 @@ def test_labels_of_planted_latents(
     back = load_sae_labels(labels.save(tmp_path / "labels"))
     pd.testing.assert_frame_equal(back.frame, labels.frame)
     assert back.rules() == labels.rules()
-    assert back.card["explainer"] == {"function": "interp.sae.labels.statistics.statistics_explainer"}
+    assert back.card["explainer"]["function"] == "interp.sae.labels.statistics.statistics_explainer"
+    assert repr(back) == "SAELabels(6 of 6 latents have a label)"
     with pytest.raises(ValueError, match="latent 6 was not labelled"):
         labels.label(6)
     with pytest.raises(ValueError, match="exists already"):
@@ -175,23 +177,68 @@ def test_an_interrupted_run_goes_on(
         return f"latent {page.latent}"
 
     with pytest.raises(KeyboardInterrupt):
-        label_latents(features, store, model, explainer, path=journal)
+        label_latents(features, store, model, explainer, explainer_id="mine", path=journal)
     with journal.open("ab") as file:
         file.write(b'{"latent": 3, "label": "half a li')  # as signal 9 leaves it
     steps: list[tuple[int, int]] = []
-    labels = label_latents(features, store, model, explainer, path=journal, progress=lambda *at: steps.append(at))
+    labels = label_latents(
+        features, store, model, explainer, explainer_id="mine", path=journal, progress=lambda *at: steps.append(at)
+    )
     assert asked == [0, 1, 2, 3, 1, 3, 4, 5]
     assert steps == [(3, 6), (4, 6), (5, 6), (6, 6)]
     assert labels.frame["label"].tolist() == [f"latent {latent}" for latent in range(6)]
-    again = label_latents(features, store, model, explainer, path=journal)
+    again = label_latents(features, store, model, explainer, explainer_id="mine", path=journal)
     pd.testing.assert_frame_equal(again.frame, labels.frame)
     assert len(asked) == 8
     with pytest.raises(ValueError, match="results of another run"):
-        label_latents(features, store, model, explainer, path=journal, seed=1)
+        label_latents(features, store, model, explainer, explainer_id="mine", path=journal, seed=1)
     (tmp_path / "other.jsonl").write_text("not a journal\n")
     with pytest.raises(ValueError, match="is not a journal"):
         label_latents(features, store, model, explainer, path=tmp_path / "other.jsonl")
     assert (tmp_path / "other.jsonl").read_text() == "not a journal\n"
+
+
+def test_answers_of_another_explainer_are_not_taken_over(
+    features: SAEFeatures, store: Store, model: HookedTransformer, tmp_path: Path
+) -> None:
+    def explainer_with(prompt: Any) -> Any:
+        return lambda page: f"{prompt} {page.latent}"
+
+    journal = tmp_path / "labels.jsonl"
+    for _ in range(2):
+        label_latents(features, store, model, explainer_with("first"), path=journal)
+    with pytest.raises(ValueError, match=r"another run \(not the same: explainer\): .*explainer_id= in both runs"):
+        label_latents(features, store, model, explainer_with("second"), path=journal)
+    with pytest.raises(
+        ValueError, match=r"cannot be kept in a file: it uses prompt \(builtins.object\).*explainer_id="
+    ):
+        label_latents(features, store, model, explainer_with(object()), path=tmp_path / "other.jsonl")
+    labels = label_latents(features, store, model, explainer_with(object()))
+    assert "unidentified" in labels.card["explainer"]
+    judged = tmp_path / "scores.jsonl"
+    detection_score(features, store, model, labels, lambda _, passages: [True] * len(passages), path=judged)
+    with pytest.raises(ValueError, match=r"not the same: judge\)"):
+        detection_score(features, store, model, labels, lambda _, passages: [False] * len(passages), path=judged)
+
+
+def test_what_is_no_explainer_and_no_list_is_refused(
+    features: SAEFeatures, store: Store, model: HookedTransformer, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="explainer='gpt' cannot be called"):
+        label_latents(features, store, model, "gpt")
+    with pytest.raises(ValueError, match=r"latents=3 is no list of latents: give their numbers, such as \[3\]"):
+        label_latents(features, store, model, latents=3)
+    with pytest.raises(ValueError, match=r"latents holds 1\.5"):
+        label_latents(features, store, model, latents=[0, 1.5])
+    labels = label_latents(features, store, model, latents=np.array([0, 1]))
+    with pytest.raises(ValueError, match="judge='gpt' cannot be called"):
+        detection_score(features, store, model, labels, "gpt")
+    with pytest.raises(ValueError, match="latents=0 is no list"):
+        detection_score(features, store, model, labels, latents=0)
+    (tmp_path / "file").write_text("x")
+    for place in (tmp_path / "file", tmp_path / "nothing"):
+        with pytest.raises(ValueError, match="is no folder: give one that sae labels were saved in"):
+            load_sae_labels(place)
 
 
 def test_a_broken_explainer_stops_the_run(
@@ -217,6 +264,9 @@ def test_right_labels_score_1_and_wrong_ones_a_half(
     assert (scores.frame["n_firing"] >= 5).all()
     assert (scores.frame["n_silent"] == 20).all()
     assert scores.mean == (1.0, 1.0, 1.0)
+    assert repr(scores) == (
+        "DetectionScores(balanced accuracy 1.000 (1.000 to 1.000), mean over 5 latents; 0.5 says nothing)"
+    )
     swapped = labels.frame.assign(rule=labels.frame["rule"].tolist()[1:] + labels.frame["rule"].tolist()[:1])
     wrong = detection_score(features, store, model, dataclasses.replace(labels, frame=swapped), before=6, after=3)
     assert wrong.frame["balanced_accuracy"].between(0.3, 0.7).all()
@@ -259,6 +309,29 @@ def test_the_judge_sees_passages_that_the_explainer_did_not(
     pd.testing.assert_frame_equal(again.frame, scores.frame)
 
 
+def test_no_piece_of_a_document_that_was_shown_is_judged(sae: SAE, store: Store, model: HookedTransformer) -> None:
+    texts = store.examples["text"].tolist()
+    long = ["".join(texts[start : start + 4]) for start in range(0, 80, 4)]
+    cut = record(model, long, sites="embed", long="chunk", max_length=60, dtype="float32", progress=False)
+    assert cut.n_texts > 100
+    features = sae_features(sae, cut, n_examples=12, n_intervals=2, n_neighbours=1)
+    document = cut.examples["document"]
+    reader = PassageReader(features, cut, model)
+    rows = reader.random_rows(100, seed=0)
+    assert sorted(document.loc[cut.tokens["text"].iloc[rows]]) == list(range(20))
+    labels = label_latents(features, cut, model, lambda page: "something", latents=[0, 1], n_others=4)
+    for row in labels.frame.itertuples():
+        shown = set(document.loc[list(row.shown_texts)])  # pyright: ignore[reportArgumentType]
+        passages = _Passages(features, reader, 20, 20, seed=0)
+        judged = {document.loc[context.text_number] for context, _ in passages.of(int(row.latent), row.shown_texts)}  # pyright: ignore[reportArgumentType]
+        assert judged
+        assert not judged & shown
+    other = sae_features(sae, cut, rows=cut.tokens["text"].to_numpy() % 2 == 1, n_neighbours=1)
+    even = sorted(set(range(0, cut.n_texts, 2)))
+    read = other.activations.rows.row
+    assert PassageReader(other, cut, model).in_documents_of(read, even).all()  # texts that these features did not read
+
+
 def test_silent_passages_hold_no_activation(features: SAEFeatures, store: Store, model: HookedTransformer) -> None:
     reader = PassageReader(features, store, model, before=12, after=2)
     rows = reader.random_rows(60, seed=2)
@@ -287,7 +360,7 @@ def test_what_cannot_be_scored_says_why(features: SAEFeatures, store: Store, mod
     assert "answers to" in scores["score_error"].tolist()[1]
     assert "no probability between 0 and 1" in scores["score_error"].tolist()[2]
     assert scores["balanced_accuracy"].tolist()[3:5] == [0.5, 0.5]
-    assert scores["score_error"].tolist()[5] == "no passage is left in which the latent is silent"
+    assert scores["score_error"].tolist()[5] == "no passage is left in which the latent is silent, 5 are needed"
     assert scores["balanced_accuracy"].isna().tolist() == [True, True, True, False, False, True]
     texts = label_latents(features, store, model, lambda page: "something", latents=[0])
     with pytest.raises(ValueError, match="label of latent 0 is a text that cannot be tested: give judge="):
@@ -296,6 +369,23 @@ def test_what_cannot_be_scored_says_why(features: SAEFeatures, store: Store, mod
         detection_score(features, store, model, texts, judge, latents=[1])
     with pytest.raises(ValueError, match="at least 1"):
         detection_score(features, store, model, texts, judge, n_silent=0)
+
+
+def test_few_passages_are_no_score(
+    features: SAEFeatures, store: Store, model: HookedTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = label_latents(features, store, model, latents=[0, 1])
+    least = int(detection_score(features, store, model, labels).frame["n_firing"].min())
+    monkeypatch.setattr(scoring, "MIN_PASSAGES", least + 1)
+    scores = detection_score(features, store, model, labels).frame
+    few = scores["n_firing"] == least
+    assert few.any()
+    assert (
+        scores.loc[few, "score_error"] == f"{least} passages are left in which the latent fires, {least + 1} are needed"
+    ).all()
+    assert scores.loc[few, "balanced_accuracy"].isna().all()
+    asked = detection_score(features, store, model, labels, n_firing=1, n_silent=1).frame  # as the caller wants it
+    assert asked["score_error"].isna().all()
 
 
 def test_scoring_goes_on_and_gives_up(
@@ -312,12 +402,12 @@ def test_scoring_goes_on_and_gives_up(
 
     monkeypatch.setattr(labelling, "GIVE_UP", 2)
     with pytest.raises(RuntimeError, match="the judge failed on 2 latents in a row, the last time with OSError"):
-        detection_score(features, store, model, labels, judge, path=journal)
-    scores = detection_score(features, store, model, labels, judge, path=journal)
+        detection_score(features, store, model, labels, judge, judge_id="mine", path=journal)
+    scores = detection_score(features, store, model, labels, judge, judge_id="mine", path=journal)
     assert asked == [labels.label(latent) for latent in (0, 1, 2, 3, 2, 3, 4)]
     assert scores.frame["balanced_accuracy"].tolist()[:5] == [0.5] * 5
     with pytest.raises(ValueError, match="results of another run"):
-        detection_score(features, store, model, labels, judge, path=journal, seed=3)
+        detection_score(features, store, model, labels, judge, judge_id="mine", path=journal, seed=3)
     strange = dataclasses.replace(labels, card={**labels.card, "sae": "another"})
     with pytest.raises(ValueError, match="labels are of another SAE"):
         detection_score(features, store, model, strange)

@@ -127,7 +127,10 @@ def test_training_stops_and_goes_on_to_the_same_weights(live: LiveRows, tmp_path
     resumed = train_sae(live, config, checkpoint=tmp_path / "run.safetensors")
     assert all(map(torch.equal, whole.state_dict().values(), resumed.state_dict().values()))
     assert resumed.site == SITE
+    assert resumed.card == whole.card
+    left_out = resumed.card["live"].pop("left_out")
     assert resumed.card["live"] == live.card["live"]
+    assert left_out["outlier"] > 0
 
 
 def test_a_model_that_has_changed_is_refused(texts: list[str]) -> None:

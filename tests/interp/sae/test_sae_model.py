@@ -166,3 +166,13 @@ def test_an_sae_of_normalised_rows_is_kept_from_raw_ones(store: Store, tiny_llam
     ):
         with pytest.raises(ValueError, match=r"normalised one by one \(layer_norm\)"):
             use()
+
+
+@pytest.mark.parametrize("architecture", ["topk", "relu"])
+def test_nan_is_refused(architecture: str, x: Tensor) -> None:
+    base = random_sae()
+    sae = SAE(base.W_enc, base.b_enc, base.W_dec, base.b_dec, architecture=architecture, k=4)
+    x[3, 2] = torch.nan
+    for use in (sae, sae.encode):
+        with pytest.raises(ValueError, match="1 of 7 rows that the SAE reads are NaN or infinite, the first is row 3"):
+            use(x)

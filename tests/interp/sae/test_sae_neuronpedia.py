@@ -1,5 +1,6 @@
 """Every line of a Neuronpedia export, against the columns of its database and against the feature tables."""
 
+import dataclasses
 import gzip
 import json
 from collections import defaultdict
@@ -254,7 +255,7 @@ def test_equal_exports_are_equal_bytes(
 
 
 def test_what_makes_no_export_is_refused(
-    features: SAEFeatures, sae: SAE, store: Store, model: HookedTransformer, tmp_path: Path
+    features: SAEFeatures, labels: SAELabels, sae: SAE, store: Store, model: HookedTransformer, tmp_path: Path
 ) -> None:
     args = (features, sae, store, model)
     export_neuronpedia(*args, tmp_path, latents=[0], source_id="7-mine", **NAMES)
@@ -264,12 +265,23 @@ def test_what_makes_no_export_is_refused(
         export_neuronpedia(*args, tmp_path, latents=[64], **NAMES)
     with pytest.raises(ValueError, match=r"source_set='\.\./up' is no name"):
         export_neuronpedia(*args, tmp_path, **{**NAMES, "source_set": "../up"})
-    with pytest.raises(ValueError, match="creator is empty"):
+    with pytest.raises(ValueError, match="creator=' ' is empty"):
         export_neuronpedia(*args, tmp_path, **{**NAMES, "creator": " "})
     with pytest.raises(ValueError, match="none of PUBLIC"):
         export_neuronpedia(*args, tmp_path, visibility="public", **NAMES)
-    with pytest.raises(ValueError, match="n_context=1"):
-        export_neuronpedia(*args, tmp_path, n_context=1, **NAMES)
+    for n_context in (1, "a", None, 2.5):
+        with pytest.raises(ValueError, match=f"n_context={n_context!r} must be a whole number"):
+            export_neuronpedia(*args, tmp_path, n_context=n_context, **NAMES)
+    for name in ("release", "model_id"):
+        with pytest.raises(ValueError, match=f"{name}=None is no name"):
+            export_neuronpedia(*args, tmp_path, **{**NAMES, name: None})
+    with pytest.raises(ValueError, match="latents is empty"):
+        export_neuronpedia(*args, tmp_path, latents=[], **NAMES)
+    with pytest.raises(ValueError, match="latents=3 is no list"):
+        export_neuronpedia(*args, tmp_path, latents=3, **NAMES)
+    strange = dataclasses.replace(labels, card={**labels.card, "sae": "another"})
+    with pytest.raises(ValueError, match="labels are of another SAE"):
+        export_neuronpedia(*args, tmp_path, labels=strange, **NAMES)
     other = SAE(sae.W_enc, sae.b_enc + 1, sae.W_dec, sae.b_dec, k=sae.k, card=sae.card)
     with pytest.raises(ValueError, match="features are of another SAE"):
         export_neuronpedia(features, other, store, model, tmp_path, **NAMES)

@@ -13,7 +13,7 @@ from interp.dataset import Example, load_dataset
 from interp.model import HookedTransformer
 from interp.recording import record
 from interp.sae import SAE
-from interp.sae.probing import load_sparse_probing, sparse_probing
+from interp.sae.probing import _of_store, load_sparse_probing, sparse_probing
 from interp.store import Store
 
 SITE = "blocks.1.hook_resid_post"
@@ -100,6 +100,32 @@ def test_a_store_is_read_by_its_last_or_its_typical_tokens(tiny_llama: HookedTra
         sparse_probing(dictionary(W_dec), store)
 
 
+def test_means_of_several_sites_are_over_tokens_that_are_typical_at_all_of_them(
+    tiny_llama: HookedTransformer, texts: list[str]
+) -> None:
+    """Of a transcoder, also at what it writes; activations and latents are of the same tokens."""
+    below, d = "blocks.0.hook_mlp_out", 32
+    store = record(tiny_llama, texts, sites=[below, SITE], dtype="float32", progress=False)
+    both = store.typical(below) & store.typical(SITE)
+    assert both.sum() < store.typical(below).sum()  # `#` is no outlier behind a norm
+    labels = [number % 2 for number in range(len(texts))]
+    text = store.tokens["text"].to_numpy()
+    widths = {below: d, SITE: d}
+    W_dec = functional.normalize(torch.randn(50, 2 * d, generator=torch.Generator().manual_seed(0)), dim=1)
+    for sae in (
+        dictionary(W_dec, sites=[below, SITE], targets=[below, SITE], widths=widths),
+        dictionary(W_dec[:, :d].contiguous(), sites=[below], targets=[SITE], widths=widths),
+    ):
+        every = torch.cat([store.rows(site, slice(None)) for site in sae.sites], dim=1)
+        rows = [torch.from_numpy(np.flatnonzero(both & (text == number))) for number in range(store.n_texts)]
+        x, latents, _, _ = _of_store(sae, store, "mean", labels, "rows")
+        torch.testing.assert_close(
+            x, torch.stack([every[some].double().mean(0) for some in rows]), rtol=1e-5, atol=1e-5
+        )
+        expected = torch.stack([sae.encode(every[some]).double().mean(0) for some in rows])
+        torch.testing.assert_close(latents, expected, rtol=1e-5, atol=1e-5)
+
+
 def _typical_latents(sae: SAE, store: Store, text: int) -> Tensor:
     rows = (store.tokens["text"] == text).to_numpy() & store.typical(SITE)
     return sae.encode(store.rows(SITE, rows))
@@ -117,8 +143,9 @@ def test_a_result_is_a_file(tmp_path: Path) -> None:
 def test_what_cannot_be_probed_is_refused() -> None:
     sae, x, y, groups = planted(40)
     for call, message in (
-        (lambda: sparse_probing(sae, x, y, groups, ks=(0,)), r"between 1 and the width.*24; got \(0,\)"),
+        (lambda: sparse_probing(sae, x, y, groups, ks=(0,)), r"between 1 and 24.*got \(0,\)"),
         (lambda: sparse_probing(sae, x, y, groups, ks=(25,)), "between 1 and"),
+        (lambda: sparse_probing(dictionary(sae.W_dec[:3]), x, y, groups, ks=(5,)), "1 and 3, for there are 3 latents"),
         (lambda: sparse_probing(sae, x, y), "labels and groups are needed"),
         (lambda: sparse_probing(sae, x, y[:9], groups), "9 labels for 40 rows"),
         (lambda: sparse_probing(sae, x[:, :5], y, groups), "width 24"),

@@ -193,7 +193,38 @@ def test_the_scale_of_a_store_is_that_of_all_its_typical_rows(store: Store) -> N
     for options in ({"site": SITE}, {"site": SITE, "rows": some}, {"site": [BELOW, SITE]}):
         rows = training_rows(store, CONFIG, **options)
         assert rows.scales[SITE] == pytest.approx((rows.widths[SITE] / variance) ** 0.5, rel=1e-12)
-    assert training_rows(store, CONFIG, site=SITE, rows=some).n_rows == 2 * store.typical(SITE)[some].sum()
+    held_out = training_rows(store, CONFIG, site=SITE, rows=some)
+    assert held_out.n_rows == 2 * store.typical(SITE)[some].sum()
+    assert held_out.card["left_out"] == (~store.typical(SITE)[some]).sum()
+
+
+def test_rows_in_another_order_are_other_rows(store: Store, xy: tuple[Tensor, Tensor]) -> None:
+    """The same statistics and as many rows: only which rows they are, and the seed, tell them apart."""
+    typical = np.flatnonzero(store.typical(SITE))
+    first, second = typical[:100], typical[100:200]
+    every = [training_rows(store, CONFIG, site=SITE, rows=rows) for rows in (first, second, first)]
+    assert every[0].identity == every[2].identity
+    differs = {name for name, value in every[0].identity.items() if value != every[1].identity[name]}
+    assert differs == {"order"}
+    before = every[0].identity
+    batches = iter(every[0].batches)
+    next(batches)
+    assert every[0].identity == json.loads(json.dumps(before)) == before
+    shuffled = [training_rows(as_batches(*xy), CONFIG, target="y").identity for _ in range(2)]
+    other = as_batches(*xy)
+    other._seed = 5
+    assert shuffled[0] == shuffled[1] != training_rows(other, CONFIG, target="y").identity
+
+
+def test_batches_are_read_from_their_beginning(xy: tuple[Tensor, Tensor]) -> None:
+    batches = as_batches(*xy)
+    next(reading := iter(batches))
+    state = batches.state()
+    reading.close()
+    batches.load_state(state)
+    rows = training_rows(batches, CONFIG, target="y")
+    assert rows.moments["x"].count == rows.n_rows == 230
+    assert len(all_pairs(rows)[0]) == 230
 
 
 # ------------------------------------------------------------------------------------------------- several processes

@@ -1,5 +1,7 @@
 """Search against loops over latents, and against planted hits."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,10 @@ SITE = "blocks.1.hook_resid_post"
 @pytest.fixture(scope="module")
 def features(sae: SAE, store: Store, tiny_llama: HookedTransformer) -> SAEFeatures:
     return sae_features(sae, store, model=tiny_llama)
+
+
+def tensors_of(sae: SAE) -> tuple[torch.Tensor, ...]:
+    return sae.W_enc, sae.b_enc, sae.W_dec, sae.b_dec
 
 
 def test_a_token_is_found_in_every_list(features: SAEFeatures) -> None:
@@ -55,6 +61,25 @@ def test_a_text_needs_features_with_texts(sae: SAE, store: Store, features: SAEF
     with pytest.raises(ValueError, match="n must be a whole number of at least 1, got 0"):
         search_by_token(plain, 3, n=0)
     assert set(search_by_token(plain, plain.latents["top_token_ids"][0][0])["role"]) == {"reads"}
+
+
+@pytest.mark.parametrize("token", [-1, 10**9, None, 1.5, True, [1]])
+def test_what_is_no_token_is_refused(features: SAEFeatures, token: Any) -> None:
+    with pytest.raises(ValueError, match="is no token: give an id"):
+        search_by_token(features, token)
+
+
+def test_other_models_and_features_of_other_saes_are_refused(
+    sae: SAE, tiny_llama: HookedTransformer, features: SAEFeatures
+) -> None:
+    W_enc, *others = tensors_of(sae)
+    stranger = SAE(W_enc.flip(1), *others, k=4, card=sae.card)
+    with pytest.raises(ValueError, match="features are of another SAE"):
+        search_by_prompt(stranger, tiny_llama, "river stone", features=features)
+    assert len(search_by_prompt(stranger, tiny_llama, "river stone")) > 0
+    foreign = SAE(*tensors_of(sae), k=4, card={**sae.card, "model": "0123"})
+    with pytest.raises(ValueError, match="trained on a model with the fingerprint 0123"):
+        search_by_prompt(foreign, tiny_llama, "river stone")
 
 
 def test_a_prompt_against_the_encoder(
@@ -125,6 +150,9 @@ def test_directions_that_fit_nothing_are_refused(sae: SAE) -> None:
         search_by_direction(sae, torch.zeros(32))
     with pytest.raises(ValueError, match="n_random must be"):
         search_by_direction(sae, torch.ones(32), n_random=0)
+    for word in ("joy", None, ["a", "b"], [[1.0], [2.0, 3.0]]):
+        with pytest.raises(ValueError, match="a direction is a vector of numbers"):
+            search_by_direction(sae, word)
 
 
 def test_the_site_says_which_part_of_a_crosscoder_is_meant() -> None:

@@ -1,5 +1,6 @@
 """The SAE in place in the model: a perfect one costs nothing, one that says zero costs what the zero ablation costs."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from interp.artifact import read_json
 from interp.hooks import HookContext
 from interp.model import HookedTransformer
 from interp.sae import SAE, evaluate_in_model
+from interp.sae.splice import load_splice_report
 from interp.store import Store
 
 SITE = "blocks.1.hook_resid_post"
@@ -127,6 +129,13 @@ def test_transcoders_and_crosscoders(tiny_llama: HookedTransformer, texts: list[
     assert by_hand.kl == pytest.approx(report.kl)
     with pytest.raises(ValueError, match="give target= as well"):
         evaluate_in_model(silent, tiny_llama, texts[:1], site="mlp_in:0")
+    unplaced = constant_sae(torch.zeros(32), {"imported": {"transcoder": True}})
+    with pytest.raises(ValueError, match="give target= as well"):
+        evaluate_in_model(unplaced, tiny_llama, texts[:1], site="mlp_in:1")
+    with pytest.raises(ValueError, match="whose card does not say what it writes"):
+        evaluate_in_model(unplaced, tiny_llama, texts[:1])
+    placed = evaluate_in_model(unplaced, tiny_llama, texts[:20], site="mlp_in:1", target="mlp_out:1")
+    assert placed.kl == pytest.approx(report.kl)
     both = ["blocks.0.hook_resid_post", SITE]
     crosscoder = identity_sae(64)
     crosscoder.sites = crosscoder.targets = tuple(both)
@@ -186,7 +195,26 @@ def test_a_report_is_a_row_and_a_file(
 ) -> None:
     report = evaluate_in_model(sae, tiny_llama, texts[:5])
     assert report.to_frame()["kl"].tolist() == [report.kl]
-    assert read_json(report.save(tmp_path / "splice.json"))["site"] == SITE
+    path = report.save(tmp_path / "splice.json")
+    assert load_splice_report(path) == report
+    path.write_text(json.dumps({**read_json(path), "metric_version": "sae-0"}))
+    with pytest.raises(ValueError, match="version 'sae-0'"):
+        load_splice_report(path)
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="holds no splice report"):
+        load_splice_report(path)
+
+
+def test_a_typical_norm_is_that_of_its_own_site(tiny_llama: HookedTransformer, texts: list[str]) -> None:
+    """Moved to another site, the SAE's typical norm means nothing there: the texts' own median does."""
+    plain = evaluate_in_model(constant_sae(torch.zeros(32)), tiny_llama, texts[:12], site=SITE)
+    elsewhere, own = (
+        constant_sae(torch.zeros(32), {"site": site, "typical_norm": 1e-6})
+        for site in ("blocks.0.hook_resid_post", SITE)
+    )
+    assert evaluate_in_model(elsewhere, tiny_llama, texts[:12], site=SITE) == plain
+    with pytest.raises(ValueError, match="no row of these texts is typical"):
+        evaluate_in_model(own, tiny_llama, texts[:12], site=SITE)
 
 
 def test_what_cannot_be_spliced_is_refused(tiny_llama: HookedTransformer, sae: SAE) -> None:

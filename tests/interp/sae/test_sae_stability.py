@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,6 +81,37 @@ def test_several_seeds_make_a_frame() -> None:
     assert frame["mean_matched"].iloc[0] == pytest.approx(1.0, abs=1e-6)
     assert (frame["mean_matched"].iloc[1:] < 0.9).all()
     assert (frame["n_pairs"] == 12).all()
+
+
+def test_seeds_are_all_that_may_differ() -> None:
+    def seeded(seed: int, site: str = "blocks.1.hook_resid_post", n_rows: int = 100, **config: Any) -> SAE:
+        card = {"site": site, "n_rows": n_rows, "config": {"kind": "topk", "seed": seed, "lr": 1e-3, **config}}
+        W = directions(12, 6, seed)
+        return SAE(W.T.contiguous(), torch.zeros(12), W, torch.zeros(6), k=2, card=card)
+
+    assert len(seed_stability([seeded(0), seeded(1, log_every=7)])) == 1
+    for other, message in (
+        (seeded(1, lr=2e-3), r"SAEs 0 and 2 differ in more than their seed: lr 0\.001 and 0\.002"),
+        (seeded(1, kind="batchtopk"), "kind 'topk' and 'batchtopk'"),
+        (seeded(1, site="blocks.2.hook_resid_post"), "sites .*blocks.1.*blocks.2"),
+        (seeded(1, n_rows=99), "n_rows 100 and 99"),
+        (an_sae(directions(12, 6, 1)), "k 2 and 1"),
+        (an_sae(directions(20, 6, 1)), "n_latents 12 and 20"),
+        (seeded(0), "SAEs 0 and 2 are the same one"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            seed_stability([seeded(0), seeded(5), other])
+    one = seeded(0)
+    with pytest.raises(ValueError, match="SAEs 0 and 1 are the same one"):
+        seed_stability([one, one])
+    with pytest.raises(ValueError, match="at least two SAEs, got 1"):
+        seed_stability(one)
+
+
+def test_masks_may_be_arrays_that_must_not_be_written_to() -> None:
+    a, mask = directions(20, 8, 0), np.arange(20) < 10
+    mask.setflags(write=False)
+    assert len(matched_cosine(a, a, alive_a=mask, alive_b=mask).cosine) == 10  # warnings are errors
 
 
 def test_a_match_is_a_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from interp.sae import SAE, SAEConfig, train_sae
-from interp.store import Batches
+from interp.store import Batches, Store
 
 SMALL = SAEConfig(k=3, width=32, lr=2e-3, batch_size=64, epochs=2, dead_window=200, checkpoint_every=7, log_every=4)
 
@@ -117,6 +117,19 @@ def test_a_finished_run_returns_at_once(rows: Tensor, tmp_path: Path) -> None:
     assert first.card == again.card
     steps = [json.loads(line)["step"] for line in (tmp_path / "run.jsonl").read_text().splitlines()]
     assert steps == [4, 8, 12, 16, 20, 24, 28, 32]
+
+
+def test_a_finished_checkpoint_of_other_rows_is_refused(store: Store, tmp_path: Path) -> None:
+    typical = np.flatnonzero(store.typical("resid_post:1"))
+    config = SAEConfig(k=3, width=64, batch_size=64)
+
+    def train(rows: Any) -> SAE:
+        return train_sae(store, config, site="resid_post:1", rows=rows, checkpoint=tmp_path / "run.safetensors")
+
+    first = train(typical[:200])
+    assert same(first, train(typical[:200]))
+    with pytest.raises(ValueError, match=r"belongs to another run \(rows: order differ\)"):
+        train(typical[200:400])
 
 
 def test_a_checkpoint_of_another_run_is_refused_and_kept(rows: Tensor, tmp_path: Path) -> None:

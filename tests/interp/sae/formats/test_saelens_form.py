@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from interp.sae import SAE
-from interp.sae.formats import load_saelens, saelens_density, save_saelens
+from interp.sae.formats import export_sae, load_saelens, saelens_density, save_saelens
 
 D_IN, LATENTS, D_OUT, K = 6, 20, 9, 4
 METADATA = {
@@ -198,6 +198,24 @@ def test_the_flat_form_of_before_version_6(
         load_saelens(folder)
 
 
+@pytest.mark.parametrize("metadata", [None, {name: value for name, value in METADATA.items() if "version" not in name}])
+def test_ranking_by_decoder_norms_needs_no_version(
+    metadata: dict[str, Any] | None,
+    draw: Callable[..., Tensor],
+    x: Tensor,
+    same_rows: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    """SAELens reads the option wherever it stands; the place is kept, which SAELens loses."""
+    t = plain(draw)
+    options = {"architecture": "topk", "k": K, "rescale_acts_by_decoder_norm": True, "metadata": metadata}
+    sae = load_saelens(written(tmp_path / "sae", t, **options))
+    norms = t["W_dec"].norm(dim=1)
+    acts = top(((x - t["b_dec"]) @ t["W_enc"] + t["b_enc"]) * norms, K)
+    same_rows(sae(x), (acts / norms) @ t["W_dec"] + t["b_dec"])
+    assert sae.sites == (() if metadata is None else ("blocks.7.hook_resid_post",))
+
+
 def test_bfloat16_is_read_as_float32(
     draw: Callable[..., Tensor], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -249,6 +267,8 @@ def test_a_saved_sae_comes_back_with_its_card(
     assert (back.card["model"], back.card["config"]) == ("fingerprint", card["config"])
     torch.testing.assert_close(saelens_density(tmp_path / "sae"), density)
     assert load_file(tmp_path / "sae" / "sparsity.safetensors")["sparsity"][0] == -10
+    said = json.loads((tmp_path / "sae" / "cfg.json").read_text())["metadata"]
+    assert said["exported_by"].startswith("interp ")
     with pytest.raises(ValueError, match="exists already"):
         save_saelens(ours, tmp_path / "sae")
 
@@ -256,8 +276,14 @@ def test_a_saved_sae_comes_back_with_its_card(
 def test_what_saelens_has_no_form_for_is_refused(draw: Callable[..., Tensor], tmp_path: Path) -> None:
     there = {"sites": ["blocks.1.hook_resid_mid"], "targets": ["blocks.1.hook_mlp_out"]}
     topk = SAE(*plain(draw, D_OUT).values(), k=K, card=there)
-    with pytest.raises(ValueError, match="no transcoder of the architecture 'topk'"):
+    with pytest.raises(
+        ValueError, match=r"no transcoder of the architecture 'topk'.*batchtopk, .*jumprelu .*can be exported"
+    ):
         save_saelens(topk, tmp_path / "sae")
+    with pytest.raises(
+        ValueError, match="takes no name; its options are model_name, context_size, prepend_bos, density"
+    ):
+        export_sae(SAE(*plain(draw).values()), tmp_path / "sae", name="m")
     names = ["blocks.0.hook_resid_post", "blocks.1.hook_resid_post"]
     card = {"sites": names, "targets": names, "widths": dict.fromkeys(names, D_IN // 2)}
     with pytest.raises(ValueError, match="no crosscoders"):

@@ -120,6 +120,19 @@ def test_options_of_saelens(
     torch.testing.assert_close(ours.encode(x), theirs.encode(x).float(), rtol=1e-5, atol=1e-5)
 
 
+def test_files_without_a_version(
+    lens: Any, draw: Callable[..., Tensor], x: Tensor, same_rows: Callable[..., None], tmp_path: Path
+) -> None:
+    made(lens, "topk", draw, rescale_acts_by_decoder_norm=True).save_model(tmp_path / "sae")
+    file = tmp_path / "sae" / "cfg.json"
+    cfg = json.loads(file.read_text())
+    del cfg["metadata"]["sae_lens_version"]
+    file.write_text(json.dumps(cfg))
+    ours = load_saelens(tmp_path / "sae")
+    same_rows(ours(x), lens.SAE.load_from_disk(tmp_path / "sae")(x))
+    assert ours.sites == ("blocks.3.hook_resid_mid",)
+
+
 @pytest.mark.parametrize("how", ["layer_norm", "constant_norm_rescale"])
 def test_rows_that_saelens_normalises(
     how: str, lens: Any, draw: Callable[..., Tensor], x: Tensor, same_rows: Callable[..., None], tmp_path: Path
