@@ -170,6 +170,7 @@ from .sae import load_sae_features as load_sae_features
 from .sae import load_sae_labels as load_sae_labels
 from .sae import load_sae_report as load_sae_report
 from .sae import load_sparse_probing as load_sparse_probing
+from .sae import load_splice_report as load_splice_report
 from .sae import matched_cosine as matched_cosine
 from .sae import pca_baseline as pca_baseline
 from .sae import planted_dictionary as planted_dictionary

@@ -42,18 +42,18 @@ from interp.sae.planted import PlantedDictionary, planted_dictionary
 from interp.sae.probing import SparseProbing, load_sparse_probing, sparse_probing
 from interp.sae.rows import split_rows
 from interp.sae.search import search_by_direction, search_by_prompt, search_by_token
-from interp.sae.splice import SpliceReport, evaluate_in_model
+from interp.sae.splice import SpliceReport, evaluate_in_model, load_splice_report
 from interp.sae.stability import DictionaryMatch, load_dictionary_match, matched_cosine, seed_stability
 from interp.sae.train import train_sae, train_saes
 
 __all__ = [
     "SAE", "AbsorptionReport", "ActiveLatents", "BatchTopKConfig", "DetectionScores", "DictionaryMatch", "GatedConfig",
     "JumpReLUConfig", "LatentPage", "LiveRows", "MatryoshkaConfig", "NeuronpediaSource", "PlantedDictionary", "SAEConfig",
-    "SAEFeatures", "SAELabels", "SAEReport", "SparseProbing", "SpliceReport", "StandardConfig", "SteerLatent",
-    "TopKConfig", "absorption_of_rows", "calibrate_l0", "detection_score", "endpoint_explainer", "endpoint_judge",
-    "evaluate_in_model", "evaluate_sae", "export_neuronpedia", "export_sae", "feature_absorption", "import_sae", "label_latents",
-    "latent_direction", "live_rows", "load_absorption_report", "load_detection_scores", "load_dictionary_match",
-    "load_sae", "load_sae_features", "load_sae_labels", "load_sae_report", "load_saelens", "load_sparse_probing",
+    "SAEFeatures", "SAELabels", "SAEReport", "SparseProbing", "SpliceReport", "StandardConfig", "SteerLatent", "TopKConfig",
+    "absorption_of_rows", "calibrate_l0", "detection_score", "endpoint_explainer", "endpoint_judge", "evaluate_in_model",
+    "evaluate_sae", "export_neuronpedia", "export_sae", "feature_absorption", "import_sae", "label_latents",
+    "latent_direction", "live_rows", "load_absorption_report", "load_detection_scores", "load_dictionary_match", "load_sae",
+    "load_sae_features", "load_sae_labels", "load_sae_report", "load_saelens", "load_sparse_probing", "load_splice_report",
     "matched_cosine", "pca_baseline", "planted_dictionary", "sae_features", "save_saelens", "search_by_direction",
     "search_by_prompt", "search_by_token", "seed_stability", "sparse_probing", "split_rows", "statistics_explainer",
     "train_sae", "train_saes",
