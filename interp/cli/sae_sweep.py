@@ -17,9 +17,6 @@ import click
 
 from interp.sae.config import KINDS, SAEConfig, config_class
 
-_FEW_STEPS = 1_000
-"""Up to here a run is short, and wants a larger learning rate than the configuration's rule for long ones."""
-_SHORT_LR = 1.5e-3
 _WANTED_STEPS = 200
 """A run of fewer steps has smaller batches."""
 _BATCHES = (256, 4096)
@@ -30,12 +27,10 @@ _MANY_ROWS = 1_000_000
 
 @dataclass(frozen=True)
 class Pace:
-    """Epochs, batches and learning rate of a run over some rows."""
+    """Epochs and batches of a run over some rows."""
 
     epochs: int
     batch_size: int
-    lr: float | None
-    """None: the configuration's own rule."""
     n_steps: int
     """About."""
 
@@ -47,8 +42,7 @@ class Pace:
             least, batch_size = _BATCHES
             while batch_size > least and n_rows * epochs < _WANTED_STEPS * batch_size:
                 batch_size //= 2
-        n_steps = epochs * math.ceil(n_rows / batch_size)
-        return cls(epochs, batch_size, _SHORT_LR if n_steps <= _FEW_STEPS else None, n_steps)
+        return cls(epochs, batch_size, epochs * math.ceil(n_rows / batch_size))
 
 
 def sweep(kinds: Sequence[str], swept: Mapping[str, Sequence[Any]], common: Mapping[str, Any]) -> dict[str, SAEConfig]:

@@ -75,7 +75,7 @@ _OPTIONS = (
     click.option("--l1", multiple=True, type=float, help="Weight of the L1 penalty of gated and standard.  [default: 4]"),
     click.option(
         "--lr", multiple=True, type=float,
-        help="Peak learning rate.  [default: 1.5e-3 up to 1,000 steps, else 2e-4 / sqrt(latents / 16,384)]",
+        help="Peak learning rate.  [default: by the number of latents and steps]",
     ),
     click.option("--epochs", type=click.IntRange(min=1), help="Times over the rows.  [default: 2, from a million rows on 1]"),
     click.option(
@@ -154,8 +154,6 @@ def _configs(choices: dict[str, Any], pace: Pace) -> dict[str, SAEConfig]:
     }
     common: dict[str, Any] = {"epochs": pace.epochs, "batch_size": pace.batch_size}
     common |= {name: True for name in ("autocast", "skip") if choices[name]}
-    if not choices["lr"]:
-        common["lr"] = pace.lr
     settings = dict(map(setting_of, choices["settings"]))
     if taken := sorted(set(settings) & {*swept, *common, "kind"}):
         raise click.BadParameter(f"{', '.join(taken)} has an option of its own", param_hint="--set")

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 _MULTIPLE = re.compile(r"\d+(\.\d+)?x")
+_LONG_RUN = 20_000
+"""Steps from which on a run is long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +26,8 @@ class SAEConfig:
     width: int | str = "8x"
     """Number of latents: a count, or a multiple of the width of the rows such as "8x"."""
     lr: float | None = None
-    """Peak learning rate of Adam. None: 2e-4 / sqrt(width / 2^14), after Gao et al. 2024. That rule is for long runs; a
-    run of a few hundred steps wants up to ten times more."""
+    """Peak learning rate of Adam. None: 2e-4 / sqrt(width / 2^14), after Gao et al. 2024, for long runs; times
+    sqrt(20,000 / steps), at most 16, for shorter ones, which would otherwise end half-way."""
     batch_size: int = 4096
     """Rows per step, where training draws its own batches; given batches are taken as they are."""
     epochs: int = 1
@@ -107,16 +109,18 @@ class SAEConfig:
         """The number of latents for rows of width d. ValueError where the kind's other choices do not fit."""
         return self.width if isinstance(self.width, int) else round(float(self.width[:-1]) * d)
 
-    def peak_lr(self, n_latents: int) -> float:
+    def peak_lr(self, n_latents: int, n_steps: int) -> float:
         """The learning rate at the top of the schedule."""
-        return self.lr if self.lr is not None else 2e-4 / math.sqrt(n_latents / 2**14)
+        if self.lr is not None:
+            return self.lr
+        return 2e-4 / math.sqrt(n_latents / 2**14) * min(16.0, max(1.0, math.sqrt(_LONG_RUN / n_steps)))
 
     def lr_at(self, step: int, n_steps: int, n_latents: int) -> float:
         """The learning rate of step 0, 1 ... n_steps - 1: linear rise, plateau, linear fall towards 0."""
         rise = min(1000, round(self.warmup * n_steps))
         fall = round(self.decay * n_steps)
         factor = min(1.0, (step + 1) / (rise + 1), (n_steps - step) / (fall + 1))
-        return self.peak_lr(n_latents) * factor
+        return self.peak_lr(n_latents, n_steps) * factor
 
     def window(self, n_rows: int) -> int:
         """Rows without firing after which a latent counts as dead, in a run of n_rows rows (epochs counted)."""

@@ -13,10 +13,10 @@ from interp.cli.sae_sweep import Pace
 
 def test_the_pace_follows_the_number_of_rows() -> None:
     few, some, many = (Pace.of(n, None, None) for n in (2_000, 200_000, 5_000_000))
-    assert (few.epochs, few.batch_size, few.lr) == (2, 256, 1.5e-3)
-    assert (some.epochs, some.batch_size, some.lr) == (2, 1024, 1.5e-3)
-    assert (many.epochs, many.batch_size, many.lr) == (1, 4096, None)
-    assert Pace.of(2_000, 3, 100) == Pace(3, 100, 1.5e-3, 60)
+    assert (few.epochs, few.batch_size) == (2, 256)
+    assert (some.epochs, some.batch_size) == (2, 1024)
+    assert (many.epochs, many.batch_size) == (1, 4096)
+    assert Pace.of(2_000, 3, 100) == Pace(3, 100, 60)
 
 
 def test_names_say_what_differs() -> None:

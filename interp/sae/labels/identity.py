@@ -1,6 +1,6 @@
 """Which explainer or judge it is: answers of one must not be taken for those of another.
 
-1. What has a `card`, as the endpoints do, is what its card says.
+1. What has a `card`, as the endpoints do, is what its card says. A function of this library is its name and version.
 2. A function is its name and a hash of what it does: code, constants, defaults, and the values that it takes from around it
    (closure, globals). Functions and classes of its own module count with their code, those of other modules by name.
 3. A value that no hash can stand for, such as a client with a connection, makes the function unidentified. Its answers are
@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
+from interp import __version__
 from interp.artifact import hash_json
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, range, PurePath, re.Pattern, types.EllipsisType)
@@ -33,8 +34,8 @@ def function_card(function: Callable[..., Any], given_id: str | None = None) -> 
         given_id: what the caller calls it, in place of the hash.
 
     Returns:
-        Its own `card`; or function (its name) and code (the hash); or function and unidentified (what stands in the way).
-        With an id, id in place of these, or beside its own card.
+        Its own `card`; or function (its name) and version, of this library; or function and code (the hash); or function and
+        unidentified (what stands in the way). With an id, id in place of these, or beside its own card.
     """
     card = getattr(function, "card", None)
     if isinstance(card, Mapping):
@@ -42,12 +43,20 @@ def function_card(function: Callable[..., Any], given_id: str | None = None) -> 
     if given_id is not None:
         return {"id": given_id}
     name = _name(function)
+    if name.startswith("interp."):
+        return {"function": name, "version": __version__}
     try:
         return {"function": name, "code": hash_json(_Description(_module(function)).of(function, name))}
     except _UnidentifiedError as error:
         return {"function": name, "unidentified": str(error)}
     except RecursionError:
         return {"function": name, "unidentified": "a value that contains itself"}
+
+
+def require_callable(name: str, value: Any, of: str) -> None:
+    """ValueError for an explainer or judge that is no function; `of` says what such a function takes."""
+    if not callable(value):
+        raise ValueError(f"{name}={value!r} cannot be called: give a function of {of}")
 
 
 def require_identified(card: Mapping[str, Any], option: str) -> None:
@@ -96,6 +105,8 @@ class _Description:
             return ["method", self.of(value.__func__, what), self.of(value.__self__, what)]
         if isinstance(value, functools.partial):
             return ["partial", self.of([value.func, value.args, value.keywords], what)]
+        if type(value).__module__ == "functools" and callable(getattr(value, "__wrapped__", None)):  # functools.cache
+            return ["cached", self.of(value.__wrapped__, what)]
         own = isinstance(value, types.FunctionType | type) and value.__module__ == self.module
         if not own and isinstance(value, (types.FunctionType, *_BY_NAME)):
             return ["name", _name(value) if hasattr(value, "__qualname__") else repr(value)]

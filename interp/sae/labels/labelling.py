@@ -23,7 +23,7 @@ from interp.engine import RayEngine, run_tasks
 from interp.model import HookedTransformer
 from interp.sae.features import SAEFeatures
 from interp.sae.labels.files import Journal, read_table, write_table
-from interp.sae.labels.identity import function_card, require_identified
+from interp.sae.labels.identity import function_card, require_callable, require_identified
 from interp.sae.labels.page import ExplainerPage, check_latents, explainer_pages
 from interp.sae.labels.statistics import Rule, rule_from_json, statistics_explainer
 from interp.store import Store
@@ -60,7 +60,7 @@ class SAELabels:
     """Explainer, features, settings, counts, versions."""
 
     def __repr__(self) -> str:
-        named = int(self.frame["label"].notna().sum())
+        named = sum(row["label"] is not None for row in self._rows())
         scored = ", scored" if "balanced_accuracy" in self.frame else ""
         return f"SAELabels({named:,} of {len(self.frame):,} latents have a label{scored})"
 
@@ -151,11 +151,7 @@ def label_latents(
             of another run, or a path for an explainer that cannot be told from others, without explainer_id.
         RuntimeError: the explainer failed GIVE_UP times in a row; what was answered before is in `path`.
     """
-    if not callable(explainer):
-        raise ValueError(
-            f"explainer={explainer!r} cannot be called: give a function of a page that returns a text or a Rule, or "
-            "endpoint_explainer(...) to ask a language model"
-        )
+    require_callable("explainer", explainer, "a page, that returns a text or a Rule, or endpoint_explainer(...)")
     chosen = list(dict.fromkeys(check_latents(features, _firing(features) if latents is None else latents)))
     explained_by = function_card(explainer, explainer_id)
     identity = {"explainer": explained_by, "features": features_id(features), "settings": dict(settings)}

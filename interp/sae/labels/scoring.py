@@ -33,7 +33,7 @@ from interp.probe.figures import auroc
 from interp.sae.evaluate import METRIC_VERSION
 from interp.sae.features import SAEFeatures
 from interp.sae.labels.files import Journal, read_table, write_table
-from interp.sae.labels.identity import function_card, require_identified
+from interp.sae.labels.identity import function_card, require_callable, require_identified
 from interp.sae.labels.labelling import SAELabels, features_id, giving_up
 from interp.sae.labels.page import POOL, latent_numbers
 from interp.sae.labels.passages import AFTER, BEFORE, Context, Passage, PassageReader
@@ -143,8 +143,8 @@ def detection_score(
     """
     if labels.card.get("sae", features.card["sae"]) != features.card["sae"]:
         raise ValueError("these labels are of another SAE than the features: label its own latents")
-    if judge is not None and not callable(judge):
-        raise ValueError(f"judge={judge!r} cannot be called: give a function (label, passages), or endpoint_judge(...)")
+    if judge is not None:
+        require_callable("judge", judge, "a label and passages, or endpoint_judge(...)")
     if n_firing < 1 or n_silent < 1:
         raise ValueError(f"n_firing={n_firing} and n_silent={n_silent} must be at least 1")
     asked_for, rules = _labelled(labels, latents, features, judge), labels.rules()

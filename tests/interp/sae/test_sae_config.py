@@ -46,9 +46,11 @@ def test_width_is_a_count_or_a_multiple() -> None:
 
 
 def test_the_learning_rate_follows_the_width_unless_given() -> None:
-    assert SAEConfig().peak_lr(2**14) == 2e-4
-    assert SAEConfig().peak_lr(2**12) == 4e-4
-    assert SAEConfig(lr=1e-3).peak_lr(2**12) == 1e-3
+    assert SAEConfig().peak_lr(2**14, 10**6) == 2e-4
+    assert SAEConfig().peak_lr(2**12, 20_000) == 4e-4
+    assert SAEConfig().peak_lr(2**14, 5_000) == 4e-4
+    assert SAEConfig().peak_lr(2**14, 3) == pytest.approx(16 * 2e-4)
+    assert SAEConfig(lr=1e-3).peak_lr(2**12, 5) == 1e-3
 
 
 def test_the_schedule_rises_stays_and_falls() -> None:

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+import interp
 from interp.sae.labels.identity import function_card, require_identified
+from interp.sae.labels.statistics import statistics_explainer
 
 PROMPT = "what is it?"
 
@@ -27,7 +29,7 @@ def using_a_global(page: Any) -> str:
 
 
 def helper(page: Any) -> str:
-    return [PROMPT for _ in "a"][0] + str(page)
+    return "".join(PROMPT for _ in "a") + str(page)
 
 
 class Asking:
@@ -59,6 +61,8 @@ def test_closures_are_their_values() -> None:
 def test_lambdas_of_one_line_and_partials() -> None:
     one, other = (lambda page: f"one {page}"), (lambda page: f"other {page}")
     assert not same(one, other)
+    assert same(functools.cache(one), functools.cache(one))
+    assert not same(functools.cache(one), functools.cache(other))
     assert not same(functools.partial(closed_over, "a"), functools.partial(closed_over, "b"))
 
 
@@ -85,6 +89,11 @@ def test_a_client_makes_it_unidentified() -> None:
     circle: list[Any] = []
     circle.append(circle)
     assert "contains itself" in function_card(closed_over(circle))["unidentified"]
+
+
+def test_functions_of_the_library_go_by_name_and_version() -> None:
+    name = "interp.sae.labels.statistics.statistics_explainer"
+    assert function_card(statistics_explainer) == {"function": name, "version": interp.__version__}
 
 
 def test_an_own_card_comes_first() -> None:
