@@ -60,7 +60,9 @@ def test_a_star_means_the_layers_that_are_there() -> None:
 
 def test_component() -> None:
     assert sites.select("z:1.3", NAMES) == [sites.Selector("blocks.1.attn.hook_z", 3)]
-    with pytest.raises(ValueError, match="a whole site is needed"):
+    with pytest.raises(
+        ValueError, match=r"a whole site is needed here: .z:1. \(.*value\[:, :, 3\]; Ablate, Patch and paths"
+    ):
         sites.expand("z:1.3", NAMES)
 
 

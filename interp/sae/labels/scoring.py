@@ -82,6 +82,7 @@ class DetectionScores:
         n = len(self.frame) - reasons.total()
         mean, low, high = self.mean
         said = f"balanced accuracy {mean:.3f} ({low:.3f} to {high:.3f}), mean over {n:,} latents; 0.5 says nothing"
+        said = said if n else "no latent has a score"
         if not reasons:
             return said + "."
         ((reason, times), *_) = reasons.most_common(1)

@@ -384,6 +384,9 @@ def test_few_passages_are_no_score(
         scores.loc[few, "score_error"] == f"{least} passages are left in which the latent fires, {least + 1} are needed"
     ).all()
     assert scores.loc[few, "balanced_accuracy"].isna().all()
+    monkeypatch.setattr(scoring, "MIN_PASSAGES", 99)
+    none = detection_score(features, store, model, labels, n_firing=100, n_silent=100)
+    assert repr(none).startswith("DetectionScores(no latent has a score. 2 have no score, ")
     asked = detection_score(features, store, model, labels, n_firing=1, n_silent=1).frame  # as the caller wants it
     assert asked["score_error"].isna().all()
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from interp.model import HookedTransformer
+from interp.sae.edit import SteerLatent
 from interp.sae.features import SAEFeatures, sae_features
 from interp.sae.model import SAE
 from interp.sae.search import search_by_direction, search_by_prompt, search_by_token
@@ -77,6 +78,8 @@ def test_other_models_and_features_of_other_saes_are_refused(
     with pytest.raises(ValueError, match="features are of another SAE"):
         search_by_prompt(stranger, tiny_llama, "river stone", features=features)
     assert len(search_by_prompt(stranger, tiny_llama, "river stone")) > 0
+    with pytest.raises(ValueError, match="features are of another SAE"):
+        SteerLatent(stranger, 3, "add", 1.0, "max", features)
     foreign = SAE(*tensors_of(sae), k=4, card={**sae.card, "model": "0123"})
     with pytest.raises(ValueError, match="trained on a model with the fingerprint 0123"):
         search_by_prompt(foreign, tiny_llama, "river stone")
