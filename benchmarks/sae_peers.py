@@ -84,7 +84,9 @@ def saelens_twin(
         sae.W_enc.copy_(state.encoder.T)
         sae.b_enc.copy_(state.b_enc)
         sae.b_dec.copy_(state.b_dec)
-    return _saelens_trainer(sae, batches, n_steps, config.batch_size, config.peak_lr(n_latents, n_steps), 1000 if aux else NEVER)
+    return _saelens_trainer(
+        sae, batches, n_steps, config.batch_size, config.peak_lr(n_latents, n_steps), 1000 if aux else NEVER
+    )
 
 
 def _saelens_trainer(
