@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from interp.artifact import atomic_write, load_artifact, save_artifact
+from interp.artifact import atomic_write, load_artifact, save_artifact, sweep_temporary
 from interp.sae.checkpoint import lines_up_to, put_tensors, require_same_run, state_tensors
 from interp.sae.config import BatchTopKConfig, JumpReLUConfig, SAEConfig, StandardConfig
 from interp.sae.model import SAE
@@ -170,6 +170,9 @@ class _Run:
             "rows": source.identity,
             "processes": others.world_size,
         }
+        for path in (checkpoint, self.log) if others.leads else ():
+            if path is not None:
+                sweep_temporary(path)
         if checkpoint is not None and checkpoint.exists():
             self._resume(checkpoint)
         if self.log is not None:

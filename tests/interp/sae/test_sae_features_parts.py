@@ -221,7 +221,7 @@ def test_a_crash_leaves_nothing_and_harms_nothing(
     with pytest.raises(RuntimeError, match="went down"):
         sae_features(sae, store, path=tmp_path / "features")
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match="there is no file"):
+    with pytest.raises(ValueError, match="is no folder"):
         load_sae_features(tmp_path / "features")
 
 
