@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
+from interp.store.batches import batch_length, join_batches
 from interp.store.lookup import whole_number
 
 log = logging.getLogger("interp.sae")
@@ -119,10 +120,10 @@ class PoolBatches:
             place = np.random.default_rng([self._seed, epoch, 1 + first]).permutation(n)
             row = at.row if (epoch, first) == (at.epoch, at.first) else 0
             while row < n and done != self._n_batches:
-                stop = min(n, row + self.size - _length(rest))
-                rest = _join(rest, {name: _take(rows, place[row:stop]) for name, rows in pool.items()})
+                stop = min(n, row + self.size - batch_length(rest))
+                rest = join_batches(rest, {name: _take(rows, place[row:stop]) for name, rows in pool.items()})
                 row = stop
-                if _length(rest) == self.size:
+                if batch_length(rest) == self.size:
                     batch, rest, done = rest, {}, done + 1
                     self._at = _Place(epoch, first, row, done, before)
                     yield self._as_given(batch)
@@ -172,11 +173,3 @@ class PoolBatches:
 
 def _take(pool: Float[Tensor, "row d"], place: Int[np.ndarray, " n"]) -> Float32[Tensor, "n d"]:
     return pool.index_select(0, torch.from_numpy(place)).float()
-
-
-def _length(rows: Mapping[str, Tensor]) -> int:
-    return len(next(iter(rows.values()))) if rows else 0
-
-
-def _join(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: torch.cat([first[name], rows]) for name, rows in second.items()} if first else second

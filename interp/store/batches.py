@@ -195,14 +195,14 @@ class Batches(Generic[Batch]):
                     if self._prefetch and consuming > cutting:
                         waiting.start()
                     began = perf_counter()
-                    stop = min(n, used + self.size - _length(rest))
-                    rest = _join(rest, window.rows(used, stop))
+                    stop = min(n, used + self.size - batch_length(rest))
+                    rest = join_batches(rest, window.rows(used, stop))
                     used = stop
                     cutting += perf_counter() - began
-                    if _length(rest) < self.size and (self._drop_last or not window.last):
+                    if batch_length(rest) < self.size and (self._drop_last or not window.last):
                         continue
                     batch, rest = rest, {}
-                    done += _length(batch)
+                    done += batch_length(batch)
                     self._at = (epoch, done)
                     given = perf_counter()
                     yield cast(Batch, batch if self._joint else batch[self.site])
@@ -314,11 +314,13 @@ def _take(acts: Float[Tensor, "n d"], place: Int[np.ndarray, " row"]) -> Float32
     return found
 
 
-def _length(rows: Mapping[str, Tensor]) -> int:
+def batch_length(rows: Mapping[str, Tensor]) -> int:
+    """Rows of a batch of several sites; 0 for an empty mapping."""
     return len(next(iter(rows.values()))) if rows else 0
 
 
-def _join(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, Tensor]:
+def join_batches(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The rows of both, one after the other; the first may be empty."""
     return {site: torch.cat([first[site], rows]) for site, rows in second.items()} if first else second
 
 
