@@ -14,8 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from recipes import cards, contrast, corpus, questions, statements
-from recipes.facts import TOPICS
+from recipes import cards, compounds, contrast, corpus, likelihood, questions, spanish, statements
+from recipes.topics import TOPICS
 
 from interp.artifact import atomic_write
 
@@ -65,12 +65,18 @@ def main() -> int:
 def recipes() -> dict[str, Callable[[], Made]]:
     """Name of the data set -> how it is made."""
     topics = {
-        name: lambda name=name, topic=topic: _statements(name, statements.statements(name, topic))
+        name: lambda name=name, topic=topic: _statements(statements.statements(name, topic), cards.topic(name))
         for name, topic in TOPICS.items()
     }
     return {
         **topics,
-        "comparisons": lambda: _statements("comparisons", statements.comparisons()),
+        "comparisons": lambda: _statements(statements.comparisons(), cards.COMPARISONS),
+        **{
+            name: lambda name=name: _statements(compounds.compounds(name), cards.compound(name))
+            for name in ("conjunctions", "disjunctions")
+        },
+        spanish.NAME: lambda: _statements(spanish.capitals(), cards.SPANISH),
+        likelihood.NAME: lambda: _statements(likelihood.likelihood(), cards.LIKELIHOOD),
         "sentiment": lambda: _pairs(
             "Contrast pairs: praise and blame",
             contrast.sentiment(),
@@ -89,12 +95,12 @@ def recipes() -> dict[str, Callable[[], Made]]:
     }
 
 
-def _statements(name: str, rows: Sequence[Row]) -> Made:
+def _statements(rows: Sequence[Row], about: cards.About) -> Made:
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, statements.COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return {"statements.csv": buffer.getvalue()}, cards.statements_card(name, rows)
+    return {"statements.csv": buffer.getvalue()}, cards.statements_card(rows, about)
 
 
 def _pairs(title: str, rows: Sequence[Row], traps: Sequence[str]) -> Made:

