@@ -17,33 +17,6 @@ def sites(model: str, missing: bool, as_json: bool) -> None:
     show(interp.load(model).sites(missing=missing), as_json, limit=40)
 
 
-@click.group()
-def probe() -> None:
-    """Probes for a label, split by group."""
-
-
-@probe.command(epilog="Example: interp probe sweep runs/demo/stores/capitals --out runs/capitals-probes")
-@click.argument("path", type=click.Path(path_type=Path))
-@click.option("--sites", default="resid_post:*", show_default=True)
-@click.option("--kind", "kinds", multiple=True, default=("logistic", "mass_mean"), show_default=True)
-@click.option("--group", help="Group column; default: the store's.")
-@click.option("--seed", default=0, show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), help="Also write the report to this folder.")
-@json_option
-def sweep(
-    path: Path, sites: str, kinds: tuple[str, ...], group: str | None, seed: int, out: Path | None, as_json: bool
-) -> None:
-    """Fit probes at every site of a store, with nested cross-validation over groups."""
-    report = interp.probe_sweep(interp.open_store(path), sites, kinds, seed=seed, groups=group)
-    if out is not None:
-        report.save(out)
-    frame = report.to_frame()
-    brief = ["site", "kind", "auroc", "low", "high", "accuracy", "brier", "n", "n_groups"]
-    show(frame if as_json else frame.loc[:, brief], as_json)
-    if not as_json:
-        click.echo(report.summary())
-
-
 @click.command(epilog="Example: interp uncertainty smollm2-135m 'The capital of France is Paris.'")
 @click.argument("model")
 @click.argument("text")
@@ -79,4 +52,4 @@ def calibrate(
         click.echo(report.verdict)
 
 
-COMMANDS = (sites, probe, uncertainty, calibrate)
+COMMANDS = (sites, uncertainty, calibrate)

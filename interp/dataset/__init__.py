@@ -11,6 +11,7 @@
    the training part. `grouped_split` and `grouped_folds` never divide a group.
 """
 
+from interp.dataset.group_rule import groups_by_rule
 from interp.dataset.load import (
     datasets,
     load_corpus,
@@ -22,6 +23,7 @@ from interp.dataset.load import (
 )
 from interp.dataset.split import grouped_folds, grouped_split
 from interp.dataset.stream import iter_examples
+from interp.dataset.truthfulqa import load_truthfulqa
 from interp.dataset.types import ContradictoryLabelsWarning, ContrastPair, Dataset, Example, Question
 
 __all__ = [
@@ -33,11 +35,13 @@ __all__ = [
     "datasets",
     "grouped_folds",
     "grouped_split",
+    "groups_by_rule",
     "iter_examples",
     "load_corpus",
     "load_dataset",
     "load_pairs",
     "load_questions",
+    "load_truthfulqa",
     "read_table",
     "write_dataset",
 ]

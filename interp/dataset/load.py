@@ -14,6 +14,7 @@ import pandas as pd
 from interp.artifact import atomic_write, read_json
 from interp.content import content_folder
 from interp.dataset.files import FORMATS, read_rows, separator
+from interp.dataset.group_rule import groups_by_rule
 from interp.dataset.rows import FIXED, Row, column, labels, plain, refuse, rest, strings, unknown
 from interp.dataset.types import ContradictoryLabelsWarning, ContrastPair, Dataset, Example, Question
 
@@ -26,6 +27,7 @@ def load_dataset(
     text: str = "text",
     label: str | None = "label",
     group: str | None = None,
+    group_rule: str | None = None,
     require_labels: bool = False,
 ) -> Dataset:
     """Read a bundled set by its name, or a CSV, TSV, JSONL, Parquet or text file (one text a line).
@@ -36,13 +38,16 @@ def load_dataset(
         label: the column with the labels: 0/1, true/false or yes/no. Left at `label`, it may be absent; None reads
             none.
         group: the column with the groups; None reads `group` where there is such a column.
+        group_rule: in place of a column: columns that together name the entity (`n1,n2`, in any order), `quoted` for the
+            first quoted words of the text, or a regular expression whose first bracket is the entity.
         require_labels: refuse a set without labels, or with one class only.
 
     Every other column goes to `Example.meta`, but one that is called text, label, group or split.
 
     Raises:
         ValueError: unknown name, no such file, unknown format, damaged or empty file, missing column (the message lists
-            those present), an empty text, a missing label, labels other than two classes.
+            those present), an empty text, a missing label, labels other than two classes; a group and
+            a rule at once, or a text that the rule finds nothing in.
 
     Warns:
         ContradictoryLabelsWarning: texts that are the same apart from case and spacing carry both labels.
@@ -53,6 +58,8 @@ def load_dataset(
     if text == "text" and "text" not in known and "statement" in known:
         text = "statement"
     texts, groups = strings(rows, column(known, text, where), where), _groups(rows, group, where)
+    if group_rule is not None:
+        groups = _groups_by_rule(rows, group_rule, group, text, where)
     found: list[int] | list[None] = [None] * len(rows)
     if label is not None and (label != "label" or label in known or require_labels):
         found = labels(rows, column(known, label, where), where)
@@ -195,6 +202,14 @@ def _groups(rows: Sequence[Row], name: str | None, where: str) -> list[str] | li
     if name is None and "group" not in known:
         return [None] * len(rows)
     return strings(rows, column(known, name or "group", where), where)
+
+
+def _groups_by_rule(rows: Sequence[Row], rule: str, group: str | None, text: str, where: str) -> list[str]:
+    if group is not None:
+        raise ValueError(f"{where}: group={group!r} and group_rule={rule!r} both say the groups: give one of them")
+    found = groups_by_rule(pd.DataFrame(rows), rule, text)
+    refuse(where, f"no group by the rule {rule!r}", (each is None for each in found), "widen the rule")
+    return [str(each) for each in found]
 
 
 def _is_options(value: object) -> bool:

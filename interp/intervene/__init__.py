@@ -2,6 +2,7 @@
 
 - `Ablate` replaces heads, neurons, layers or whole sites by zero, by a mean, or by values of other texts;
 - `Patch` puts in values that another run recorded;
+- `Erase` takes a concept out with a fitted eraser;
 - `Steer` adds a direction, with a strength in units of the site's typical norm;
 - `Knockout` cuts attention from some tokens to others;
 - `Noise` adds Gaussian noise to chosen tokens.
@@ -12,6 +13,7 @@ teacher-forced pass, in a prefill and in cached decoding. Pads are never touched
 """
 
 from interp.intervene.ablate import Ablate
+from interp.intervene.erase import Erase
 from interp.intervene.knockout import Knockout
 from interp.intervene.noise import Noise
 from interp.intervene.patch import Patch
@@ -20,6 +22,6 @@ from interp.intervene.reference import reference_means, special_tokens, typical_
 from interp.intervene.steer import Direction, Steer
 
 __all__ = [
-    "PHASES", "PLACES", "Ablate", "Direction", "HookFunction", "Knockout", "Noise", "Patch", "Steer", "chosen_tokens",
+    "PHASES", "PLACES", "Ablate", "Direction", "Erase", "HookFunction", "Knockout", "Noise", "Patch", "Steer", "chosen_tokens",
     "reference_means", "special_tokens", "typical_rows",
 ]  # fmt: skip

@@ -25,6 +25,8 @@ from interp.plot.effects import effect_bars, score_against_effect, set_against_r
 from interp.plot.grids import STATISTICS, attention_matrix, head_grid, kept_layers, lens_grid
 from interp.plot.lenses import followed_tokens, lens_comparison
 from interp.plot.patching import patch_grid
+from interp.plot.probe_parts import decodable_and_used, part_intervals, probe_scores
+from interp.plot.probes import layer_transfer, place_grid, probed_heads, transfer_matrix
 from interp.plot.sae import latent_activations, latent_densities, latent_logits, sae_frontier, training_curves
 from interp.plot.scans import lead_bars
 from interp.plot.style import Chart, save_chart, to_html, to_png, to_svg, token_label
@@ -43,6 +45,7 @@ __all__ = [
     "composition_arrows",
     "composition_grid",
     "copying_scatter",
+    "decodable_and_used",
     "effect_bars",
     "followed_tokens",
     "fvu_curve",
@@ -54,11 +57,16 @@ __all__ = [
     "latent_logits",
     "layer_curve",
     "layer_differences",
+    "layer_transfer",
     "lead_bars",
     "lens_comparison",
     "lens_grid",
     "next_token_bars",
+    "part_intervals",
     "patch_grid",
+    "place_grid",
+    "probe_scores",
+    "probed_heads",
     "reliability",
     "sae_frontier",
     "save_chart",
@@ -75,4 +83,5 @@ __all__ = [
     "token_label",
     "trace_grid",
     "training_curves",
+    "transfer_matrix",
 ]

@@ -10,10 +10,10 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from interp.probe.figures import Figure, Resamples
+from interp.probe.figures import Figure, Resamples, smooth_error
 from interp.probe.folds import held_out
 from interp.probe.inputs import Column, check_groups, check_labels
-from interp.probe.methods import Readers
+from interp.probe.readers import Readers
 from interp.probe.solver import Design, calibrate
 
 TEXT_BASELINES = ("bag_of_words", "text_length")
@@ -66,18 +66,27 @@ def text_logit(
     kind: str, texts: list[str], y: Int[np.ndarray, " row"], folds: list[tuple[np.ndarray, np.ndarray]]
 ) -> Float[np.ndarray, " row"]:
     """Held-out log-odds from the text alone; `folds` holds (train, test) rows."""
+    if kind == "text_length":
+        return score_logit(np.array([float(len(text)) for text in texts]), y, folds)
     logit = np.zeros(len(y))
-    length = torch.tensor([[float(len(text)) for text in texts]], dtype=torch.float64)
     for train, test in folds:
-        if kind == "bag_of_words":
-            words = CountVectorizer(token_pattern=_TOKEN)
-            model = LogisticRegression(C=1.0, max_iter=2000)
-            model.fit(words.fit_transform([texts[i] for i in train]), y[train])
-            logit[test] = model.decision_function(words.transform([texts[i] for i in test]))
-        else:
-            labels = torch.tensor(y[train], dtype=torch.float64)[None]
-            slope, intercept = calibrate(length[:, train], labels, torch.ones_like(labels))
-            logit[test] = (slope * length[0, test] + intercept).numpy()
+        words = CountVectorizer(token_pattern=_TOKEN)
+        model = LogisticRegression(C=1.0, max_iter=2000)
+        model.fit(words.fit_transform([texts[i] for i in train]), y[train])
+        logit[test] = model.decision_function(words.transform([texts[i] for i in test]))
+    return logit
+
+
+def score_logit(
+    values: Float[np.ndarray, " row"], y: Int[np.ndarray, " row"], folds: list[tuple[np.ndarray, np.ndarray]]
+) -> Float[np.ndarray, " row"]:
+    """Held-out log-odds from one number a row; its slope, with its sign, and its intercept are those of the training part."""
+    logit = np.zeros(len(y))
+    score = torch.tensor(values, dtype=torch.float64)[None]
+    for train, test in folds:
+        labels = torch.tensor(y[train], dtype=torch.float64)[None]
+        slope, intercept = calibrate(score[:, train], labels, torch.ones_like(labels))
+        logit[test] = (slope * score[0, test] + intercept).numpy()
     return logit
 
 
@@ -88,8 +97,11 @@ def majority(
     share = np.zeros(len(y))
     for train, test in folds:
         share[test] = y[train].mean()
-    accuracy, brier = ((share >= 0.5) == (y == 1)).mean(), ((share - y) ** 2).mean()
-    return Figure(0.5, 0.5, 0.5, float(accuracy), float(brier), len(y), len(np.unique(groups)))
+    rows = np.concatenate([test for _, test in folds])
+    share, truth = share[rows], y[rows]
+    accuracy, brier = ((share >= 0.5) == (truth == 1)).mean(), ((share - truth) ** 2).mean()
+    n_groups = len(np.unique(groups[rows]))
+    return Figure(0.5, 0.5, 0.5, float(accuracy), float(brier), len(rows), n_groups, smooth_error(share, truth))
 
 
 def random_directions(design: Design, y: Float64[Tensor, "row"], noise: Float64[Tensor, "draw d"]) -> Readers:
@@ -111,7 +123,8 @@ def permuted_labels(
     each group: runs of one label stay runs, and each fold keeps its number of positives. Without that a training part
     rich in positives would have a test part poor in them, and the control would lie below 1/2.
     """
-    rng = np.random.default_rng(seed)
+    # A stream of its own: labels that were themselves drawn with this seed must not meet their own draws again.
+    rng = np.random.default_rng([seed, 2])
     positives = np.bincount(groups, weights=y)
     paired = bool((2 * positives == np.bincount(groups)).all())
     return np.stack([_flipped(y, groups, rng) if paired else _dealt_again(y, groups, fold, rng) for _ in range(n)])

@@ -9,15 +9,19 @@ AUROC there (measured on data without a signal: it covers 1/2 in 75 to 92 % of t
 the same folds; their rank (`p_permuted`) is that test.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import expit
 
+from interp.calibration.figures import Figures as Calibrated
+
 LEVEL = 0.95
 """Share of the bootstrap distribution inside [low, high]."""
+_BINS = 15  # of the binned errors, which are not asked for here
 _CHUNK = 4_000_000  # numbers in one block of draws
 
 
@@ -39,6 +43,14 @@ class Figure:
     """Rows."""
     n_groups: int
     """Groups."""
+    smooth_ece: float
+    """Smooth calibration error of the probabilities (Blasiok & Nakkiran 2023): 0 is calibrated."""
+
+    @classmethod
+    def of_json(cls, values: Mapping[str, Any]) -> Any:
+        """A figure as a file holds it. Files of before smooth ECE have none, which is NaN."""
+        known: dict[str, Any] = {"smooth_ece": float("nan")}
+        return cls(**known | dict(values))
 
 
 def auroc(
@@ -79,7 +91,9 @@ class Resamples:
         return cls(group, drawn.astype(np.int32))
 
     def interval(self, score: Float[np.ndarray, " row"], y: Int[np.ndarray, " row"]) -> tuple[float, float]:
-        """The 95 % percentile interval of the AUROC."""
+        """The 95 % percentile interval of the AUROC; NaN for rows of one label."""
+        if (y == y[0]).all():
+            return float("nan"), float("nan")
         size = max(1, _CHUNK // len(y))
         blocks = [self.counts[i : i + size][:, self.group].astype(float) for i in range(0, len(self.counts), size)]
         drawn = np.concatenate([auroc(score, y, block) for block in blocks])
@@ -98,8 +112,18 @@ class Resamples:
             accuracy=float((guess == (y == 1)).mean()),
             brier=float(((expit(logit) - y) ** 2).mean()),
             n=len(y),
-            n_groups=self.counts.shape[1],
+            n_groups=len(np.unique(self.group)),
+            smooth_ece=smooth_error(expit(logit), y),
         )
+
+    def take(self, rows: Int[np.ndarray, " taken"]) -> "Resamples":
+        """The same draws for some of the rows."""
+        return Resamples(self.group[rows], self.counts)
+
+
+def smooth_error(p: Float[np.ndarray, " row"], y: Int[np.ndarray, " row"]) -> float:
+    """Smooth calibration error of probabilities of the label 1."""
+    return float(Calibrated.of(p, y.astype(float), _BINS).errors(y[None].astype(float))["smooth_ece"][0])
 
 
 def best_threshold(logit: Float[np.ndarray, " row"], y: Int[np.ndarray, " row"]) -> float:

@@ -15,6 +15,8 @@ MIN_GROUPS = 5
 """With fewer, a figure over unseen groups says nothing."""
 ROWS = "rows"
 """`groups="rows"`: every row is its own group, said on purpose."""
+JOINS = " & "
+"""Between the names of several groups: "Oslo & Lima" is the group of a statement about both."""
 
 
 def check_activations(X: Tensor | np.ndarray, where: str = "X") -> Float64[Tensor, "row d"]:
@@ -72,6 +74,9 @@ def check_labels(y: Column, n: int) -> Int[np.ndarray, " row"]:
 def check_groups(groups: Column | str, n: int, n_folds: int) -> Int[np.ndarray, " row"]:
     """Groups as numbers 0, 1, ... in the order of their names; each row its own one for "rows".
 
+    A name that joins others by " & " is one group with them, and with every other name that has a part in common with it: a
+    conjunction must not be tested where its parts were trained on.
+
     Raises:
         ValueError: another number of groups than rows, rows without a group, or fewer than 5 groups, or than folds.
     """
@@ -87,7 +92,7 @@ def check_groups(groups: Column | str, n: int, n_folds: int) -> Int[np.ndarray, 
             f"{missing.sum()} of {n} rows have no group (the first is row {missing.argmax()}): give each row the "
             "entity that it is about, or leave these rows out"
         )
-    codes, distinct = pd.factorize(names.astype(str), sort=True)
+    codes, distinct = pd.factorize(np.array(_tied([str(name) for name in names]), dtype=object), sort=True)
     needed = max(MIN_GROUPS, n_folds)
     if len(distinct) < needed:
         raise ValueError(
@@ -103,6 +108,23 @@ def check_strengths(C: float | Sequence[float] | None, default: tuple[float, ...
     if not found or not all(np.isfinite(c) and c > 0 for c in found):
         raise ValueError(f"C must be positive (as in scikit-learn, smaller is a stronger penalty), got {C!r}")
     return tuple(sorted({float(c) for c in found}))
+
+
+def _tied(names: list[str]) -> list[str]:
+    """One name for all that are tied by their parts, the first in the alphabet."""
+    parent: dict[str, str] = {}
+
+    def first(name: str) -> str:
+        while (above := parent.setdefault(name, name)) != name:
+            parent[name] = parent[above]  # halve the way for the next time
+            name = above
+        return name
+
+    for name in dict.fromkeys(names):
+        for part in name.split(JOINS):
+            low, high = sorted((first(name), first(part)))
+            parent[high] = low
+    return [first(name) for name in names]
 
 
 def _column(values: Column, name: str, n: int, words: str) -> pd.Series:

@@ -1,76 +1,59 @@
-"""The kinds of probe: each turns one design and many problems (labels, row weights) into one linear reader a problem.
+"""The kinds of probe by name, and the choice of strength and threshold inside a training part.
 
-- `logistic`: L2-penalised logistic regression on standardised features; the strength C is chosen or given.
-- `mass_mean`: theta = mean of the positives - mean of the negatives, zero half-way between the means (Marks & Tegmark
-  2023, "The Geometry of Truth", arXiv 2310.06824); a logistic regression on the training projections makes
-  probabilities. Nothing is chosen.
+A kind turns one design and many *problems* (labels, row weights, strengths) into one reader a problem: the folds and
+strengths of a cross-validation are one batch, and so are the real and the permuted labels. Each kind lies in `kinds/`.
 """
 
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int
-from torch import Tensor
+from jaxtyping import Int
 
 from interp.probe.figures import auroc, best_threshold
-from interp.probe.solver import Design, calibrate, log_loss, solve
+from interp.probe.kinds.attention import fit_attention
+from interp.probe.kinds.ccs import fit_ccs
+from interp.probe.kinds.inlp import fit_inlp
+from interp.probe.kinds.lda import fit_lda
+from interp.probe.kinds.logistic import fit_logistic
+from interp.probe.kinds.mass_mean import fit_mass_mean, fit_mass_mean_cov
+from interp.probe.kinds.mlp import fit_mlp
+from interp.probe.kinds.ttpd import fit_ttpd
+from interp.probe.solver import Design, log_loss
 
 GRID = (1e-3, 1e-2, 1e-1, 1.0)
 """Strengths to choose from: scikit-learn's C, per row, on standardised features."""
 
 
-@dataclass(frozen=True, eq=False)
-class Readers:
-    """One linear reader a problem, acting on raw activations: logit = slope * (x . direction + bias) + intercept."""
-
-    direction: Float64[Tensor, "problem d"]
-    bias: Float64[Tensor, "problem"]
-    slope: Float64[Tensor, "problem"]
-    intercept: Float64[Tensor, "problem"]
-
-    def logit(self, X: Float64[Tensor, "row d"]) -> Float64[Tensor, "problem row"]:
-        """Log-odds of the positive label."""
-        score = self.direction @ X.T + self.bias[:, None]
-        return self.slope[:, None] * score + self.intercept[:, None]
-
-
-def fit_logistic(
-    design: Design,
-    y: Float64[Tensor, "problem row"],
-    mask: Float64[Tensor, "problem row"],
-    C: Float64[Tensor, "problem"],
-) -> Readers:
-    """Logistic regressions; `mask` is 1 for the rows that a problem may see."""
-    direction, bias = design.to_raw(*solve(design.rotated, y, mask * C[:, None]))
-    return Readers(direction, bias, torch.ones_like(bias), torch.zeros_like(bias))
-
-
-def fit_mass_mean(
-    design: Design,
-    y: Float64[Tensor, "problem row"],
-    mask: Float64[Tensor, "problem row"],
-    C: Float64[Tensor, "problem"],  # noqa: ARG001 (one signature for every kind)
-) -> Readers:
-    """Differences of class means, in raw units."""
-    means = [weight @ design.X / weight.sum(1, True) for weight in (mask * y, mask * (1 - y))]
-    direction = means[0] - means[1]
-    bias = -(direction * (means[0] + means[1])).sum(1) / 2
-    score = direction @ design.X.T + bias[:, None]
-    return Readers(direction, bias, *calibrate(score, y, mask))
-
-
 @dataclass(frozen=True)
 class Method:
-    """How a kind is fitted, and whether it has a strength C to choose."""
+    """How a kind is fitted, and what it needs."""
 
-    fit: Callable[..., Readers]
-    penalised: bool
+    fit: Callable[..., Any]
+    """(design, y [problem row], mask [problem row], C [problem], seed) -> `Readers`, or what has the same
+    `logit` and `one`; mask is 1 for rows that count."""
+    penalised: bool = False
+    """Whether it has a strength C to choose."""
+    needs: tuple[str, ...] = ()
+    """Columns of `Labelled` that it cannot do without."""
+    reads: str = "row"
+    """`row`: one vector a row. `tokens`: all kept tokens of each text."""
 
 
-METHODS = {"logistic": Method(fit_logistic, True), "mass_mean": Method(fit_mass_mean, False)}
+METHODS = {
+    "logistic": Method(fit_logistic, penalised=True),
+    "mass_mean": Method(fit_mass_mean),
+    "mass_mean_cov": Method(fit_mass_mean_cov),
+    "lda": Method(fit_lda),
+    "ccs": Method(fit_ccs, needs=("polarity", "pair")),
+    "ttpd": Method(fit_ttpd, needs=("polarity",)),
+    "inlp": Method(fit_inlp, penalised=True),
+    "mlp": Method(fit_mlp, penalised=True),
+    "attention": Method(fit_attention, penalised=True, reads="tokens"),
+}
 
 
 def method(kind: str) -> Method:
@@ -101,10 +84,11 @@ def choose(
     y: Int[np.ndarray, " row"],
     folds: list[Int[np.ndarray, " _held_out"]],
     grid: Sequence[float] = GRID,
+    seed: int = 0,
 ) -> Choice:
     """Choose the strength and the threshold on held-out rows of the folds, all folds and strengths in one batch.
 
-    Standardisation is that of the whole training part: it knows no label.
+    Standardisation is that of the whole training part: it knows no label. Rows that no fold holds out are only fitted.
     """
     way = method(kind)
     strengths = list(grid) if way.penalised else [1.0]
@@ -112,19 +96,20 @@ def choose(
     fold_of_row = np.full(len(y), -1)
     for index, held_out in enumerate(folds):
         mask[index, held_out] = 0.0
+        assert (fold_of_row[held_out] < 0).all(), "a row is held out twice"
         fold_of_row[held_out] = index
-    assert (fold_of_row >= 0).all(), "a row is held out by no fold"
+    judged = np.flatnonzero(fold_of_row >= 0)
     labels = torch.tensor(y, dtype=torch.float64)
     n = len(strengths) * len(folds)
     C = torch.tensor(strengths, dtype=torch.float64).repeat_interleave(len(folds))
-    readers = way.fit(design, labels.expand(n, -1), mask.repeat(len(strengths), 1), C)
-    logit = readers.logit(design.X).view(len(strengths), len(folds), len(y))[:, fold_of_row, np.arange(len(y))]
-    losses = log_loss(logit, labels.expand_as(logit), torch.ones_like(logit))[:, 0] / len(y)
+    readers = way.fit(design, labels.expand(n, -1), mask.repeat(len(strengths), 1), C, seed)
+    logit = readers.logit(design.X).view(len(strengths), len(folds), len(y))[:, fold_of_row[judged], judged]
+    losses = log_loss(logit, labels[judged].expand_as(logit), torch.ones_like(logit))[:, 0] / len(judged)
     best = int(losses.argmin())
-    held_out_logit = logit[best].numpy()
+    found = logit[best].numpy()
     return Choice(
         C=strengths[best] if way.penalised else None,
-        threshold=best_threshold(held_out_logit, y),
-        auroc=float(auroc(held_out_logit, y)[0]),
+        threshold=best_threshold(found, y[judged]),
+        auroc=float(auroc(found, y[judged])[0]),
         losses={c: float(loss) for c, loss in zip(strengths, losses)} if way.penalised else {},
     )

@@ -3,6 +3,7 @@
 folder/
   report.json            card, selected figures, baselines
   figures.parquet        a row per site and kind
+  parts.parquet          the selected figure by polarity, topic and language
   predictions.parquet    a row per kind and text: held-out probabilities of the selected procedure
   probe-<kind>.safetensors
 """
@@ -16,11 +17,13 @@ import altair as alt
 import pandas as pd
 
 from interp import artifact, plot
-from interp import sites as site_names
 from interp.probe.figures import Figure
 from interp.probe.fit import Probe, load_probe
+from interp.probe.labelled import BY_ROWS, BY_TEXTS
+from interp.probe.reading import place_layer, place_name
 
-FORMAT = 1
+FORMAT = 2
+"""Format 1 had neither `parts` nor a control task."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,13 @@ class Selected(Figure):
     """The largest of them."""
     p_permuted: float
     """(1 + number of permutations that do as well) / (1 + number of permutations)."""
+    control_accuracy: float | None = None
+    """Accuracy in the control task, random labels of the entities: how much the probe can memorise."""
+
+    @property
+    def selectivity(self) -> float | None:
+        """Accuracy minus that of the control task (Hewitt & Liang 2019)."""
+        return None if self.control_accuracy is None else self.accuracy - self.control_accuracy
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +60,15 @@ class ProbeReport:
     selected: dict[str, Selected]
     """Kind -> the figure to quote."""
     baselines: dict[str, Figure]
-    """bag_of_words, text_length, majority: what needs no model."""
+    """bag_of_words, text_length, majority: what needs no model; and the numbers given as `text_scores`."""
+    parts: pd.DataFrame = field(repr=False)
+    """The selected figure by polarity, topic and language, where the data has these columns: kind, part, value, figure. A
+    part of fewer than 5 groups has no interval (NaN)."""
     predictions: pd.DataFrame = field(repr=False)
-    """Held-out predictions of the selected procedure: kind, row, text, label, fold, site, probability, threshold."""
+    """Held-out predictions of the selected procedure: kind, row, text, label, group, fold, site, logit, probability,
+    threshold, and polarity, topic and language where the data has them."""
     probes: dict[str, Probe] = field(repr=False)
-    """Kind -> the probe fitted on all rows at the selected site."""
+    """Kind -> the probe fitted on all rows at the selected place."""
     card: dict[str, Any] = field(repr=False)
     """Sites, folds, seeds, counts, store, provenance."""
 
@@ -67,51 +81,84 @@ class ProbeReport:
     def to_frame(self) -> pd.DataFrame:
         """A row per site and kind. The figure to quote is not the largest `auroc` of the table but `selected`.
 
-        Columns: site, layer, kind, auroc, low, high, accuracy, brier, n, n_groups; C (median over the folds); permuted,
-        permuted_max, random_direction, random_direction_max: mean and largest AUROC of the controls at that site;
-        p_permuted: rank of the AUROC among them; bag_of_words, text_length (AUROC), majority_accuracy: the same in
-        every row.
+        Columns: site, layer, kind, auroc, low, high, accuracy, brier, n, n_groups, smooth_ece; C (median over the folds);
+        permuted, permuted_max, random_direction, random_direction_max: mean and largest AUROC of the controls at that
+        site; p_permuted: rank of the AUROC among them; control_accuracy: of the control task; selectivity: accuracy
+        minus that; bag_of_words, text_length and the text scores that were given (AUROC), majority_accuracy: the same
+        in every row.
         """
-        return self.figures.assign(
-            bag_of_words=self.baselines["bag_of_words"].auroc,
-            text_length=self.baselines["text_length"].auroc,
-            majority_accuracy=self.baselines["majority"].accuracy,
-        )
+        others = {name: figure.auroc for name, figure in self.baselines.items() if name != "majority"}
+        return self.figures.assign(**others, majority_accuracy=self.baselines["majority"].accuracy)
+
+    def errors(self, kind: str | None = None) -> pd.DataFrame:
+        """Groups by how often the selected procedure is wrong about their rows: group, n, wrong, texts; worst first."""
+        kind = next(iter(self.selected)) if kind is None else kind
+        if kind not in self.selected:
+            raise ValueError(f"this report has no {kind!r} probe: it has {', '.join(self.selected)}")
+        rows = self.predictions[self.predictions["kind"] == kind]
+        wrong = (rows["probability"] > rows["threshold"]) != (rows["label"] == 1)
+        table = rows.assign(wrong=wrong).groupby("group", sort=False)
+        found = table.agg(n=("wrong", "size"), wrong=("wrong", "sum"), text=("text", "first")).reset_index()
+        return found.assign(share=found["wrong"] / found["n"]).sort_values("share", ascending=False, ignore_index=True)
 
     def summary(self) -> str:
         """A sentence per kind, and what the figures must be read beside."""
         lines = []
         for kind, found in self.selected.items():
-            counts = Counter(site_names.short_name(site) for site in found.sites)
+            counts = Counter(place_name(site) for site in found.sites)
             where = ", ".join(f"{site} in {count}" for site, count in counts.most_common())
-            lines.append(
-                f"{kind}: AUROC {_interval(found)}, accuracy {found.accuracy:.3f}, Brier {found.brier:.3f}, "
-                f"n = {found.n:,} in {found.n_groups:,} groups; the site was chosen inside each of {len(found.sites)} "
-                f"training parts ({where}); permuted labels give {found.permuted:.3f} (largest of "
-                f"{self.card['n_controls']}: {found.permuted_max:.3f}; p = {found.p_permuted:.2f})."
+            chosen = (
+                "the site was chosen on the selection part"
+                if len(found.sites) == 1
+                else f"the site was chosen inside each of {len(found.sites)} training parts"
             )
-        words, length = self.baselines["bag_of_words"], self.baselines["text_length"]
+            lines.append(
+                f"{kind}: AUROC {_interval(found)}, accuracy {found.accuracy:.3f}, Brier {found.brier:.3f}, smooth ECE "
+                f"{found.smooth_ece:.3f}, n = {found.n:,} in {found.n_groups:,} groups; {chosen} ({where}); permuted labels "
+                f"give {found.permuted:.3f} (largest of {self.card['n_controls']}: {found.permuted_max:.3f}; p = "
+                f"{found.p_permuted:.2f})"
+                + ("." if found.control_accuracy is None else f"; control task {found.control_accuracy:.3f}.")
+            )
+        words = self.baselines["bag_of_words"]
+        without = [
+            f"{name.replace('_', ' ')} {_interval(figure)}"
+            for name, figure in self.baselines.items()
+            if name != "majority"
+        ]
         lines.append(
-            f"Without a model: bag of words {_interval(words)}, text length {_interval(length)}; always the larger "
-            f"class is right in {self.baselines['majority'].accuracy:.3f}."
+            f"Without a probe: {', '.join(without)}; always the larger class is right in "
+            f"{self.baselines['majority'].accuracy:.3f}."
         )
+        lines += self._inverted()
         best = max(found.auroc for found in self.selected.values())
         if words.low > 0.5 and words.high >= best:
             lines.append("The wording alone does as well as the probes: they show nothing about the model.")
         elif words.low > 0.5:
             lines.append("The wording alone tells part of the labels: only what is above it can come from the model.")
-        if self.card["groups_from"] == "every row its own group":
-            lines.append("Rows were split one by one, on purpose: rows about the same entity may stand on both sides.")
+        if self.card["groups_from"] in (BY_ROWS, BY_TEXTS):
+            what = self.card["groups_from"].split()[1].capitalize() + "s"
+            lines.append(
+                f"{what} were split one by one, on purpose: {what.lower()} about the same entity may stand on both sides."
+            )
         if repeated := self.card["texts_in_several_groups"]:
             lines.append(f"{repeated} texts stand in more than one group and can leak between the parts.")
         return "\n".join(lines)
+
+    def _inverted(self) -> list[str]:
+        """A sentence for each part of the data on which a probe says the opposite of what is so."""
+        wrong = pd.DataFrame(self.parts[self.parts["high"] < 0.5])
+        return [
+            f"{row['kind']} is the wrong way round where {row['part']} is {row['value']} (AUROC {row['auroc']:.3f}): it reads "
+            "something else that goes with the label elsewhere."
+            for row in wrong.to_dict("records")
+        ]
 
     def plot(self) -> alt.LayerChart:
         """AUROC over layers with intervals, the text baselines as dashed lines, the selected layer marked."""
         frame = self.figures.dropna(subset=["layer"]).astype({"layer": int})
         if frame.empty:
             raise ValueError("none of the swept sites lies in a layer: to_frame() has the figures")
-        marked = {kind: site_names.layer_of(found.site) for kind, found in self.selected.items()}
+        marked = {kind: place_layer(found.site) for kind, found in self.selected.items()}
         return plot.layer_curve(
             frame,
             "auroc",
@@ -128,6 +175,7 @@ class ProbeReport:
         with artifact.atomic_folder(folder) as place:
             self.figures.to_parquet(place / "figures.parquet", index=False)
             self.predictions.to_parquet(place / "predictions.parquet", index=False)
+            self.parts.to_parquet(place / "parts.parquet", index=False)
             for kind, probe in self.probes.items():
                 probe.save(place / f"probe-{kind}.safetensors")
             artifact.write_json(
@@ -156,18 +204,20 @@ def load_probe_report(folder: str | Path) -> ProbeReport:
     if content.get("format", FORMAT + 1) > FORMAT:
         raise ValueError(f"{folder} has format {content.get('format')!r}, newer than {FORMAT}: update interp")
     selected = {
-        kind: Selected(**{**found, "sites": tuple(found["sites"]), "strengths": tuple(found["strengths"])})
+        kind: Selected.of_json({**found, "sites": tuple(found["sites"]), "strengths": tuple(found["strengths"])})
         for kind, found in content["selected"].items()
     }
     try:
-        tables = [pd.read_parquet(folder / f"{name}.parquet") for name in ("figures", "predictions")]
+        names = ("figures", "predictions", "parts") if content["format"] > 1 else ("figures", "predictions")
+        tables = [pd.read_parquet(folder / f"{name}.parquet") for name in names]
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} is not a whole probe report ({error}): run the sweep again") from None
     kinds = content["card"]["kinds"]
     return ProbeReport(
         figures=tables[0],
         selected={kind: selected[kind] for kind in kinds},
-        baselines={name: Figure(**figure) for name, figure in content["baselines"].items()},
+        baselines={name: Figure.of_json(figure) for name, figure in content["baselines"].items()},
+        parts=tables[2] if len(tables) > 2 else pd.DataFrame(columns=["kind", "part", "value", "auroc", "high"]),
         predictions=tables[1],
         probes={kind: load_probe(folder / f"probe-{kind}.safetensors") for kind in kinds},
         card=content["card"],

@@ -18,11 +18,14 @@ thin products into matrix products.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float32, Float64
 from torch import Tensor
 from torch.nn.functional import softplus
+
+from interp.probe.labelled import Labelled
 
 TOLERANCE = 1e-6
 """A problem is solved when its gradient is this small relative to the one at w = 0."""
@@ -32,10 +35,12 @@ _MAX_HALVINGS = 40
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """Rows that a probe may learn from, and their standardised, rotated form. It knows no label."""
+    """Rows that a probe may learn from, and their standardised, rotated form. Nothing that it computes knows a label."""
 
-    X: Float64[Tensor, "row d"]
-    """Raw activations."""
+    X: Any
+    """Raw activations [row d]; for kinds that read whole texts their `TokenRows`."""
+    side: Labelled | None = None
+    """What is known of the same rows; for kinds that need polarity, topic or pairs."""
 
     @cached_property
     def _constant(self) -> Tensor:
@@ -103,7 +108,8 @@ def solve(
         gradient = penalty * w + (counts * (p - labels)) @ A
         size = gradient.norm(dim=1)
         if first is None:
-            first = size.clamp_min(1e-12 * A.abs().max() * counts.sum(1))
+            # The gradient of rows without any signal is rounding: a problem cannot be asked for digits that are not there.
+            first = size.clamp_min(1e-12 / TOLERANCE * A.abs().max() * counts.sum(1))
         left = size > TOLERANCE * first
         if not left.any():
             return solution[:, :-1], solution[:, -1]

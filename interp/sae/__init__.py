@@ -36,6 +36,7 @@ from interp.sae.labels import (
     load_sae_labels,
     statistics_explainer,
 )
+from interp.sae.latent_store import LatentStore, latent_store, latents_to_stream, widened_probe
 from interp.sae.live import LiveRows, live_rows
 from interp.sae.model import SAE, ActiveLatents, load_sae
 from interp.sae.planted import PlantedDictionary, planted_dictionary
@@ -48,13 +49,13 @@ from interp.sae.train import train_sae, train_saes
 
 __all__ = [
     "SAE", "AbsorptionReport", "ActiveLatents", "BatchTopKConfig", "DetectionScores", "DictionaryMatch", "GatedConfig",
-    "JumpReLUConfig", "LatentPage", "LiveRows", "MatryoshkaConfig", "NeuronpediaSource", "PlantedDictionary", "SAEConfig",
-    "SAEFeatures", "SAELabels", "SAEReport", "SparseProbing", "SpliceReport", "StandardConfig", "SteerLatent", "TopKConfig",
-    "absorption_of_rows", "calibrate_l0", "detection_score", "endpoint_explainer", "endpoint_judge", "evaluate_in_model",
-    "evaluate_sae", "export_neuronpedia", "export_sae", "feature_absorption", "import_sae", "label_latents",
-    "latent_direction", "live_rows", "load_absorption_report", "load_detection_scores", "load_dictionary_match", "load_sae",
-    "load_sae_features", "load_sae_labels", "load_sae_report", "load_saelens", "load_sparse_probing", "load_splice_report",
-    "matched_cosine", "pca_baseline", "planted_dictionary", "sae_features", "save_saelens", "search_by_direction",
-    "search_by_prompt", "search_by_token", "seed_stability", "sparse_probing", "split_rows", "statistics_explainer",
-    "train_sae", "train_saes",
+    "JumpReLUConfig", "LatentPage", "LatentStore", "LiveRows", "MatryoshkaConfig", "NeuronpediaSource", "PlantedDictionary",
+    "SAEConfig", "SAEFeatures", "SAELabels", "SAEReport", "SparseProbing", "SpliceReport", "StandardConfig", "SteerLatent",
+    "TopKConfig", "absorption_of_rows", "calibrate_l0", "detection_score", "endpoint_explainer", "endpoint_judge",
+    "evaluate_in_model", "evaluate_sae", "export_neuronpedia", "export_sae", "feature_absorption", "import_sae",
+    "label_latents", "latent_direction", "latent_store", "latents_to_stream", "live_rows", "load_absorption_report",
+    "load_detection_scores", "load_dictionary_match", "load_sae", "load_sae_features", "load_sae_labels", "load_sae_report",
+    "load_saelens", "load_sparse_probing", "load_splice_report", "matched_cosine", "pca_baseline", "planted_dictionary",
+    "sae_features", "save_saelens", "search_by_direction", "search_by_prompt", "search_by_token", "seed_stability",
+    "sparse_probing", "split_rows", "statistics_explainer", "train_sae", "train_saes", "widened_probe",
 ]  # fmt: skip

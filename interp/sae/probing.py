@@ -105,7 +105,7 @@ def load_sparse_probing(path: str | os.PathLike[str]) -> SparseProbing:
         raise ValueError(f"{path} is not a whole sparse probing: make it again")
     probes = {(one["reads"], one["k"]): one for one in content["probes"]}
     return SparseProbing(
-        figures={key: Figure(**one["figure"]) for key, one in probes.items()},
+        figures={key: Figure.of_json(one["figure"]) for key, one in probes.items()},
         latents={k: tuple(found) for k, found in content["latents"]},
         chosen={key: dict(one["chosen"]) for key, one in probes.items() if one["chosen"]},
         card=content["card"],

@@ -1,4 +1,4 @@
-"""`steering_vector`: a direction from contrast pairs or from a store of labelled texts."""
+"""`steering_vector`: a direction from contrast pairs, from a store of labelled texts, or from a fitted probe."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,15 @@ from interp import sites as site_names
 from interp.dataset import ContrastPair
 from interp.intervene import special_tokens, typical_rows
 from interp.model import HookedTransformer
+from interp.probe.value import Probe
+from interp.steering.probed import vector_of_probe
 from interp.steering.vector import SteeringVector
 from interp.store import Store
 from interp.tokens import Tokens
 
 TOKENS = ("response_mean", "last")
+SITE = "resid_post:-1"
+"""Where a vector is fitted if nothing is said."""
 
 
 def steering_vector(
@@ -25,26 +29,36 @@ def steering_vector(
     *,
     model: HookedTransformer,
     method: str = "mean_difference",
-    site: str = "resid_post:-1",
+    site: str | None = None,
     tokens: str | None = None,
     batch_size: int = 32,
+    reference: object = None,
 ) -> SteeringVector:
-    """Fit a direction from contrasts.
+    """Fit a direction from contrasts, or take that of a probe.
 
     Args:
-        data: ContrastPairs, (positive, negative) texts, mappings with these keys, or a store with labels 1 and 0.
+        data: ContrastPairs, (positive, negative) texts, mappings with these keys, a store with labels 1 and 0, or a linear
+            `Probe`: its direction, towards the label 1, at the site that it reads. That of a head's z becomes what the head
+            adds to `attn_out`, through W_O.
         model: the model that the vector is for.
         method: `mean_difference`.
-        site: one place of width d_model, for example `resid_post:12`.
+        site: one place of width d_model, for example `resid_post:12`; None for `resid_post:-1`, or the probe's.
         tokens: `response_mean` (mean over the response's tokens; the default for pairs with a prompt) or `last`.
         batch_size: texts in one forward pass.
+        reference: for a probe, where the typical norm comes from: a store with the site, or texts; None for the rows that
+            the probe was fitted on.
 
     Raises:
-        ValueError: fewer than two pairs, one label only, a store of another model, or a site that the model lacks.
+        ValueError: fewer than two pairs, one label only, a store or probe of another model, a site that the model lacks, or
+            a probe of a kind that has no direction.
     """
     if method != "mean_difference":
         raise ValueError(f"method={method!r} is unknown; available is mean_difference")
-    names = model.expand_sites(site)
+    if isinstance(data, Probe):
+        return vector_of_probe(data, model, site, reference)
+    if reference is not None:
+        raise ValueError("reference= says where a probe's typical norm comes from; pairs and stores bring their own")
+    names = model.expand_sites(site or SITE)
     if len(names) != 1:
         raise ValueError(f"a steering vector is fitted at one site; {site!r} names {len(names)}")
     if isinstance(data, Store):
@@ -93,7 +107,7 @@ def _vector(
 
 def _pairs(data: object) -> list[ContrastPair]:
     if not isinstance(data, Sequence) or isinstance(data, str):
-        raise ValueError(f"expected contrast pairs or a store, got {type(data).__name__}")
+        raise ValueError(f"expected contrast pairs, a store or a probe, got {type(data).__name__}")
     pairs = []
     for index, each in enumerate(data):
         if isinstance(each, ContrastPair):

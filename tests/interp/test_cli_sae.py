@@ -250,7 +250,11 @@ def test_two_processes_train_one_dictionary_and_one_of_them_speaks(store: str, s
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "interp"]
     words = ["sae", "train", store, "--site", "resid_post:1", "--k", "4", *SMALL, "--out", str(out), "--json"]
     done = subprocess.run(
-        [*torchrun, *words], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
+        [*torchrun, *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},  # says where a process was that aborts
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)

@@ -1,0 +1,136 @@
+"""The pieces of work of a job: one place and one seed, with a file for each kind of probe.
+
+`TaskFiles` is what `probe_sweep(kept=...)` reads and writes: a finished result is a file, named by place, kind and seed
+and by a hash of everything that decides it. Files are written whole or not at all, so a job that was killed goes on with
+the next place. `run_places` does the missing ones, here or over the workers of a Ray cluster.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from interp import artifact
+from interp.engine import run_tasks
+from interp.probe.reading import place_name
+from interp.probe.sweep import PlaceResult, fit_place, sweep_plan
+from interp.probe_job.folder import JobFolder
+from interp.store import Store, open_store
+
+KIND = "probe task"
+FORMAT = 1
+"""Raised when a task gives other results than before, so that old files are not used."""
+
+
+@dataclass(frozen=True)
+class TaskFiles:
+    """Results of one seed, as files."""
+
+    folder: JobFolder
+    seed: int
+    decides: dict[str, Any]
+    """JSON: what changes a result, other than place, kind and seed."""
+
+    def path(self, place: str, kind: str) -> Path:
+        """File of a result."""
+        key = artifact.hash_json([FORMAT, self._card(place, kind), artifact.provenance()])
+        return self.folder.task(f"{place_name(place)} {kind} seed {self.seed}", key, ".safetensors")
+
+    def get(self, place: str, kind: str) -> PlaceResult | None:
+        """A finished result, None where there is none.
+
+        Raises:
+            ValueError: a file that is damaged; the message names it.
+        """
+        path = self.path(place, kind)
+        if not path.is_file():
+            return None
+        tensors, card = artifact.load_artifact(path, KIND)
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        return PlaceResult.from_arrays(arrays, card["result"])
+
+    def put(self, place: str, kind: str, result: PlaceResult) -> None:
+        """Keep a result, whole or not at all."""
+        arrays, values = result.to_arrays()
+        tensors = {
+            name: torch.from_numpy(np.array(array)) for name, array in arrays.items()
+        }  # Ray's cannot be written to
+        artifact.save_artifact(
+            self.path(place, kind), KIND, tensors, {"task": self._card(place, kind), "result": values}
+        )
+
+    def missing(self, place: str, kinds: Sequence[str]) -> tuple[str, ...]:
+        """The kinds that are not done at a place."""
+        return tuple(kind for kind in kinds if not self.path(place, kind).is_file())
+
+    def _card(self, place: str, kind: str) -> dict[str, Any]:
+        return {"place": place, "kind": kind, "seed": self.seed, **self.decides}
+
+
+@dataclass(frozen=True)
+class PlaceTask:
+    """One place for one seed."""
+
+    place: str
+    seed: int
+    kinds: tuple[str, ...]
+    """The kinds that are missing."""
+
+
+def open_tasks(files: Sequence[TaskFiles], places: Sequence[str], kinds: Sequence[str]) -> list[PlaceTask]:
+    """What is left to do, seed by seed and in the order of the places."""
+    left = [PlaceTask(place, each.seed, each.missing(place, kinds)) for each in files for place in places]
+    return [task for task in left if task.kinds]
+
+
+def run_places(
+    store: Store,
+    texts: Sequence[int],
+    files: Sequence[TaskFiles],
+    tasks: Sequence[PlaceTask],
+    arguments: dict[str, Any],
+    *,
+    engine: Any = "local",
+    threads: int | None = None,
+    progress: Callable[[int, int], Any] | None = None,
+) -> None:
+    """Do tasks and keep their results.
+
+    Args:
+        store: the activations; with Ray its folder must be readable on every machine.
+        texts: numbers of the texts that are read.
+        files: where results go, one a seed.
+        tasks: what is done.
+        arguments: of `sweep_plan`, without the seed.
+        engine: "local", "ray", or a `RayEngine`.
+        threads: of torch in each worker; the number can decide the last bits.
+        progress: called with (done, in all); what it raises ends the work between two tasks.
+    """
+    by_seed = {each.seed: each for each in files}
+    shared = (str(store.path), texts, arguments)
+    for done, (index, results) in enumerate(
+        run_tasks(_make_worker, tasks, shared=shared, engine=engine, threads=threads), 1
+    ):
+        task = tasks[index]
+        for kind, result in results.items():
+            by_seed[task.seed].put(task.place, kind, result)
+        if progress is not None:
+            progress(done, len(tasks))
+
+
+def _make_worker(
+    path: str, texts: Sequence[int], arguments: dict[str, Any]
+) -> Callable[[PlaceTask], dict[str, PlaceResult]]:
+    """What a worker does: plans are made once a seed, from the same texts everywhere."""
+    store = open_store(path).select(texts=list(texts))
+    plans: dict[int, Any] = {}
+
+    def run(task: PlaceTask) -> dict[str, PlaceResult]:
+        if task.seed not in plans:
+            plans[task.seed] = sweep_plan(store, **arguments, seed=task.seed)
+        return fit_place(store, task.place, task.kinds, plans[task.seed])
+
+    return run
