@@ -112,9 +112,8 @@ def theirs_at(Z: np.ndarray, y: np.ndarray, folds: list[np.ndarray], tolerance: 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         warnings.simplefilter("ignore", FutureWarning)
-        model = LogisticRegressionCV(
-            Cs=list(STRENGTHS), cv=parts, scoring="neg_log_loss", tol=tolerance, max_iter=10_000
-        ).fit(Z, y)
+        settings: Any = {"Cs": list(STRENGTHS), "cv": parts, "scoring": "neg_log_loss"}
+        model = LogisticRegressionCV(**settings, tol=tolerance, max_iter=10_000).fit(Z, y)
     paths = np.asarray(next(iter(model.coefs_paths_.values())))  # [fold strength d + 1]
     held = np.zeros((len(STRENGTHS), len(y)))
     for index, part in enumerate(folds):
@@ -122,7 +121,9 @@ def theirs_at(Z: np.ndarray, y: np.ndarray, folds: list[np.ndarray], tolerance: 
     return float(np.ravel(model.C_)[0]), [float(roc_auc_score(y, row)) for row in held]
 
 
-def loosest(layers: list[torch.Tensor], standardised: list[np.ndarray], y: np.ndarray, folds: list[np.ndarray]) -> float:
+def loosest(
+    layers: list[torch.Tensor], standardised: list[np.ndarray], y: np.ndarray, folds: list[np.ndarray]
+) -> float:
     """The largest tolerance at which scikit-learn's held-out AUROCs are within 1e-4 of ours, at three of the layers."""
     chosen = sorted({0, len(layers) // 2, len(layers) - 1})
     exact = [ours_at(layers[index], y, folds)[1] for index in chosen]

@@ -104,7 +104,7 @@ def compound(name: str) -> About:
         traps=(
             _SPLIT_TRAP,
             "Its parts are rows of other sets, whose groups its group names: a probe that was trained on those has seen the "
-            "entities, so leave them out there.",
+            "entities. Where they are joined with those, probes tie such groups together.",
             f"True where {rule}. Drawn blindly {natural} would be true; here half are.",
             "Whether the second part is true gives the label at AUROC 0.83, and so does the first: a probe that reads one "
             "part only looks good. See it by the columns first and second.",

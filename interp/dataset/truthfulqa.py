@@ -126,7 +126,7 @@ def _of_csv(path: Path, form: str) -> list[_Item]:
     items = []
     for i, row in enumerate(rows):
         best = text["Best Answer"][i].strip()
-        right = [best] if form in ("binary", "mc1") else text["Correct Answers"][i].split(";")
+        right = [best] if form in ("binary", "mc1") else [*text["Correct Answers"][i].split(";"), best]
         wrong = [best_wrong[i]] if form == "binary" else text["Incorrect Answers"][i].split(";")
         about = {ours: row[name] for name, ours in _ABOUT.items() if row.get(name) not in (None, "")}
         items.append(_Item(text["Question"][i].strip(), _once(right), _once(wrong), best, about))

@@ -17,7 +17,7 @@ from interp.probe.readers import Readers
 from interp.probe.solver import Design, calibrate
 
 TEXT_BASELINES = ("bag_of_words", "text_length")
-_TOKEN = r"\w+|[^\w\s]"  # single characters and signs as well: in "2 + 2 = 4." they are all there is
+WORD = r"\w+|[^\w\s]"  # single characters and signs as well: in "2 + 2 = 4." they are all there is
 
 
 def text_baseline(
@@ -70,7 +70,7 @@ def text_logit(
         return score_logit(np.array([float(len(text)) for text in texts]), y, folds)
     logit = np.zeros(len(y))
     for train, test in folds:
-        words = CountVectorizer(token_pattern=_TOKEN)
+        words = CountVectorizer(token_pattern=WORD)
         model = LogisticRegression(C=1.0, max_iter=2000)
         model.fit(words.fit_transform([texts[i] for i in train]), y[train])
         logit[test] = model.decision_function(words.transform([texts[i] for i in test]))
@@ -118,16 +118,20 @@ def permuted_labels(
 ) -> Int[np.ndarray, "draw row"]:
     """Labels without meaning that keep how labels, groups and folds hang together.
 
-    Where every group holds as many positives as negatives (paired statements), whole groups are flipped at random.
-    Otherwise the labels of each outer fold are dealt out again, group after group in another order, and shuffled within
-    each group: runs of one label stay runs, and each fold keeps its number of positives. Without that a training part
-    rich in positives would have a test part poor in them, and the control would lie below 1/2.
+    Groups with as many positives as negatives (paired statements) are flipped whole, at random. The labels of the others
+    are dealt out again within each outer fold, group after group in another order, and shuffled within each group: runs of
+    one label stay runs, and each fold keeps its number of positives. Without that a training part rich in positives would
+    have a test part poor in them, and the control would lie below 1/2.
     """
     # A stream of its own: labels that were themselves drawn with this seed must not meet their own draws again.
     rng = np.random.default_rng([seed, 2])
-    positives = np.bincount(groups, weights=y)
-    paired = bool((2 * positives == np.bincount(groups)).all())
-    return np.stack([_flipped(y, groups, rng) if paired else _dealt_again(y, groups, fold, rng) for _ in range(n)])
+    paired = (2 * np.bincount(groups, weights=y) == np.bincount(groups))[groups]
+    drawn = np.empty((n, len(y)), dtype=y.dtype)
+    for labels in drawn:
+        labels[paired] = _flipped(y, groups, rng)[paired]
+        if not paired.all():
+            labels[~paired] = _dealt_again(y[~paired], groups[~paired], fold[~paired], rng)
+    return drawn
 
 
 def _flipped(y: np.ndarray, groups: np.ndarray, rng: np.random.Generator) -> np.ndarray:

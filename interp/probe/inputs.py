@@ -86,7 +86,7 @@ def check_groups(groups: Column | str, n: int, n_folds: int) -> Int[np.ndarray, 
         names = pd.Series(range(n), dtype=object)
     else:
         names = _column(groups, "groups", n, "groups")
-    missing = names.isna().to_numpy()
+    missing = names.isna().to_numpy() | (names.astype(str).str.strip() == "").to_numpy()
     if missing.any():
         raise ValueError(
             f"{missing.sum()} of {n} rows have no group (the first is row {missing.argmax()}): give each row the "

@@ -8,10 +8,8 @@ from jaxtyping import Int
 
 from interp.model import HookedTransformer
 from interp.probe.completions import CompletionPair, common_prefix, encoded
+from interp.probe.inputs import MIN_GROUPS
 from interp.probe.likelihood import tokenizer_of
-
-MIN_GROUPS = 5
-"""With fewer an interval over groups means nothing."""
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,17 @@ class Labelled:
         """Groups."""
         return len(np.unique(self.groups))
 
+    @cached_property
+    def group_names(self) -> list[str]:
+        """Of each row's group: the name of its first row where the frame has one for it, else its number."""
+        column = self.groups_from.removeprefix("column '").removesuffix("'")
+        if column not in self.frame:
+            return [str(number) for number in self.groups]
+        first: dict[int, str] = {}
+        for number, name in zip(self.groups.tolist(), self.frame[column]):
+            first.setdefault(number, str(name))
+        return [first[number] for number in self.groups.tolist()]
+
     @property
     def by_rows(self) -> bool:
         """Whether every row is its own group, said on purpose."""
@@ -136,6 +147,12 @@ class Labelled:
                 f"{self.texts[row]!r}), and then the group tells the label: keep an entity's true and false statements in "
                 "one group, or drop the column 'pair'"
             )
+
+    def is_of(self, frame: pd.DataFrame) -> bool:
+        """Whether the frame of another place holds these rows. Tokens that are outliers at one place only make other rows,
+        maybe as many of the same texts."""
+        same = "position" not in self.frame or self.frame["position"].equals(frame.get("position"))
+        return same and list(frame["text"]) == self.texts
 
     def take(self, rows: Int[np.ndarray, " taken"]) -> "Labelled":
         """Some of the rows, in the order given. Groups keep their numbers."""

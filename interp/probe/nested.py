@@ -1,7 +1,7 @@
 """One place and one kind of probe under the protocol: choices inside each training part, log-odds for rows never seen.
 
-1. `place_parts`: for each outer fold the training rows as a `Design`, and inner folds for the choices. A train set of a
-   transfer matrix restricts the training rows, never the test rows.
+1. `place_parts`: for each outer fold the training rows as a `Design`, and inner folds for the choices. In a transfer matrix
+   the folds of a train set have fewer training rows, never fewer test rows.
 2. `held_out_logits`: choose C and the threshold on the inner folds, fit on the whole training part, score the test part.
    Permuted labels go through the same folds with the C that the real ones chose, all in one batch.
 """
@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
-from interp.probe.folds import Fold, held_out
+from interp.probe.folds import Fold
 from interp.probe.labelled import Labelled
 from interp.probe.methods import Choice, choose, method
 from interp.probe.reading import TokenRows
@@ -57,31 +57,13 @@ def take_rows(X: Rows, rows: Int[np.ndarray, " taken"]) -> Rows:
     return X.take(rows) if isinstance(X, TokenRows) else X[torch.from_numpy(rows)]
 
 
-def place_parts(
-    X: Rows,
-    data: Labelled,
-    folds: Sequence[Fold],
-    fit_rows: Bool[np.ndarray, " row"] | None = None,
-    seed: int = 0,
-) -> list[Part]:
-    """The folds at one place.
-
-    Args:
-        X: what stands there, in the order of `data`.
-        data: labels and groups.
-        folds: outer folds.
-        fit_rows: the only rows to learn and to choose from; None for all.
-        seed: of inner folds that are made anew because of `fit_rows`.
-    """
+def place_parts(X: Rows, data: Labelled, folds: Sequence[Fold]) -> list[Part]:
+    """The folds at one place; X is what stands there, in the order of `data`."""
     parts = []
     for fold in folds:
-        train, inner = fold.train, fold.inner
-        if fit_rows is not None:
-            train = train[fit_rows[train]]
-            inner = held_out(data.y[train], data.groups[train], max(2, len(fold.inner)), seed)
-        assert not np.isin(data.groups[fold.test], data.groups[train]).any(), "a group on both sides"
-        design = Design(take_rows(X, train), data.take(train))
-        parts.append(Part(train, inner, fold.test, design, take_rows(X, fold.test)))
+        assert not np.isin(data.groups[fold.test], data.groups[fold.train]).any(), "a group on both sides"
+        design = Design(take_rows(X, fold.train), data.take(fold.train))
+        parts.append(Part(fold.train, fold.inner, fold.test, design, take_rows(X, fold.test)))
     return parts
 
 
@@ -92,7 +74,6 @@ def held_out_logits(
     kind: str,
     grid: Sequence[float],
     *,
-    fit_rows: Bool[np.ndarray, " row"] | None = None,
     permuted: Int[np.ndarray, "draw row"] | None = None,
     seed: int = 0,
 ) -> Held:
@@ -104,12 +85,11 @@ def held_out_logits(
         folds: outer folds.
         kind: kind of probe.
         grid: strengths to choose from, for kinds that have one.
-        fit_rows: only these rows may be trained and chosen on; the log-odds are those of all test rows.
         permuted: labels without meaning, fitted beside the real ones.
-        seed: of kinds that start at random, and of inner folds made anew.
+        seed: of kinds that start at random.
     """
     data.need(kind, method(kind).needs)
-    parts = X if isinstance(X, list) else place_parts(X, data, folds, fit_rows, seed)
+    parts = X if isinstance(X, list) else place_parts(X, data, folds)
     labels = data.y[None] if permuted is None else np.vstack([data.y[None], permuted])
     logit = np.full(labels.shape, np.nan)
     choices = []

@@ -104,9 +104,7 @@ def fit_place(store: ActivationSource, place: str, kinds: Sequence[str], plan: S
 
 def _read(store: ActivationSource, place: str, reads: str, plan: SweepPlan) -> Rows:
     X, frame = read_place(store, place, plan.tokens, reads)
-    # Tokens that are outliers at one place only make other rows with the same number of them.
-    same = "position" not in plan.data.frame or plan.data.frame["position"].equals(frame.get("position"))
-    if list(frame["text"]) != plan.data.texts or not same:
+    if not plan.data.is_of(frame):
         raise ValueError(
             f"{place_name(place)} holds other rows than {place_name(plan.places[0])}: sweep the two one by one, for figures at "
             "different rows cannot be compared"

@@ -62,11 +62,6 @@ class SweepPlan:
         """(train, test) of each fold."""
         return [(fold.train, fold.test) for fold in self.folds]
 
-    @property
-    def reads_tokens(self) -> bool:
-        """Whether some kind reads all tokens of a text."""
-        return any(method(kind).reads == "tokens" for kind in self.kinds)
-
     @cached_property
     def control_halves(self) -> Bool[np.ndarray, " row"]:
         """Half of the rows of each group, for the control task; groups of one row lie in neither half."""
@@ -84,10 +79,12 @@ class SweepPlan:
 
     @cached_property
     def control_labels(self) -> Int[np.ndarray, "draw row"]:
-        """One random label for all rows of an entity (Hewitt & Liang 2019), as many of each as can be."""
+        """One random label for all rows of an entity, in the shares of the real labels (Hewitt & Liang 2019): else the
+        accuracy of always saying the larger class would count as selectivity."""
         rng = np.random.default_rng([self.seed, 1])
         n = int(self.data.groups.max()) + 1
-        return np.stack([rng.permutation(np.arange(n) % 2)[self.data.groups] for _ in range(CONTROL_DRAWS)])
+        positive = np.arange(n) < np.clip(round(float(self.data.y.mean()) * n), 1, n - 1)
+        return np.stack([rng.permutation(positive).astype(int)[self.data.groups] for _ in range(CONTROL_DRAWS)])
 
 
 def sweep_plan(

@@ -32,7 +32,7 @@ LEFT_OUT = ("first", "special", "outlier")
 
 __all__ = [
     "EVERY", "LEFT_OUT", "ActivationSource", "TokenRows", "TokenSource", "check_texts", "expand_places", "join_labels",
-    "place_layer", "place_name", "read_place", "site_of",
+    "place_layer", "place_name", "read_place", "site_of", "store_facts",
 ]  # fmt: skip
 
 
@@ -342,3 +342,9 @@ def _kept_tokens(store: TokenSource, tokens: str | Any) -> Bool[np.ndarray, " ro
         )
     single = table["position"].to_numpy() >= 0
     return single & table[RULE + rule].to_numpy(dtype=bool) if len(rules) > 1 else single
+
+
+def store_facts(store: ActivationSource) -> dict[str, Any]:
+    """What the card of a result says about the store that it was read from."""
+    names = ("model", "tokenizer", "tokens", "dtype", "texts", "sae")
+    return {name: store.card[name] for name in names if name in store.card}

@@ -96,7 +96,9 @@ class ProbeReport:
         if kind not in self.selected:
             raise ValueError(f"this report has no {kind!r} probe: it has {', '.join(self.selected)}")
         rows = self.predictions[self.predictions["kind"] == kind]
-        wrong = (rows["probability"] > rows["threshold"]) != (rows["label"] == 1)
+        if "says" not in rows:
+            raise ValueError("this report is older than the column `says` of its predictions: run the sweep again")
+        wrong = rows["says"] != rows["label"]
         table = rows.assign(wrong=wrong).groupby("group", sort=False)
         found = table.agg(n=("wrong", "size"), wrong=("wrong", "sum"), text=("text", "first")).reset_index()
         return found.assign(share=found["wrong"] / found["n"]).sort_values("share", ascending=False, ignore_index=True)

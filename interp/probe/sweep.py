@@ -33,7 +33,7 @@ from interp.probe.inputs import MIN_GROUPS, ROWS, Column
 from interp.probe.methods import GRID, Choice, method
 from interp.probe.place import Kept, PlaceResult, fit_place
 from interp.probe.plan import SweepPlan, sweep_plan
-from interp.probe.reading import ActivationSource, TokenRows, place_layer, place_name, read_place, site_of
+from interp.probe.reading import ActivationSource, TokenRows, place_layer, place_name, read_place, site_of, store_facts
 from interp.probe.report import ProbeReport, Selected, as_json
 
 log = logging.getLogger("interp.probe")
@@ -78,7 +78,8 @@ def probe_sweep(
             purpose (with tokens="every" by text: tokens of one text are never divided).
         n_controls: random directions, and permutations of the labels, at each place.
         protocol: "nested"; or "split": choices on one selection part, figures on one test part, from the column `split`
-            where the store has one and by chance (60, 20 and 20 % of the groups) otherwise.
+            where the store has one and by chance (60, 20 and 20 % of the groups) otherwise. What is judged was fitted on
+            the training and the selection part together, with the strength and threshold that the latter chose.
         text_scores: name -> one number a text, a baseline that needs no probe, such as the log-likelihood of the text. It is
             calibrated on the training parts.
         kept: finished tasks, so that a sweep goes on where it was stopped.
@@ -205,12 +206,13 @@ def _predictions(
             "row": rows,
             "text": [data.texts[row] for row in rows],
             "label": data.y[rows],
-            "group": data.groups[rows],
+            "group": [data.group_names[row] for row in rows],
             "fold": plan.fold_of_row[rows],
             "site": [places[index] for index in plan.fold_of_row[rows]],
             "logit": logit[rows],
             "probability": expit(logit[rows]),
             "threshold": expit(thresholds[rows]),
+            "says": (logit > thresholds)[rows].astype(int),  # of the log-odds: probabilities near 1 are all the same
         }
     )
     for column in PARTS:
@@ -227,15 +229,10 @@ def _parts(predictions: pd.DataFrame, plan: SweepPlan) -> pd.DataFrame:
             values = frame[part].dropna().unique() if part in frame else []
             for value in values if len(values) > 1 else []:
                 chosen = frame.loc[frame[part] == value].to_dict("series")
-                numbers = {
-                    name: chosen[name].to_numpy() for name in ("row", "logit", "label", "probability", "threshold")
-                }
+                numbers = {name: chosen[name].to_numpy() for name in ("row", "logit", "label", "says")}
                 draws = plan.resamples.take(numbers["row"])
-                guess = numbers["probability"] > numbers["threshold"]
-                figure = draws.figure(numbers["logit"], numbers["label"], guess)
-                if (
-                    figure.n_groups < MIN_GROUPS
-                ):  # draws of so few groups hardly differ, and the interval would look sure
+                figure = draws.figure(numbers["logit"], numbers["label"], numbers["says"] == 1)
+                if figure.n_groups < MIN_GROUPS:  # draws of so few hardly differ, and the interval would look sure
                     figure = replace(figure, low=float("nan"), high=float("nan"))
                 rows.append({"kind": kind, "part": part, "value": str(value), **asdict(figure)})
     columns = ["kind", "part", "value", *Figure.__dataclass_fields__]
@@ -306,10 +303,6 @@ def _card(store: ActivationSource, plan: SweepPlan) -> dict[str, Any]:
         "text_scores": list(plan.text_scores),
         "texts_in_several_groups": data.repeated,
         "texts": artifact.hash_texts(data.texts),
-        "store": {
-            key: store.card[key]
-            for key in ("model", "tokenizer", "tokens", "dtype", "texts", "sae")
-            if key in store.card
-        },
+        "store": store_facts(store),
         "provenance": artifact.provenance(seed=plan.seed, **origin),
     }

@@ -30,7 +30,7 @@ from interp.probe.inputs import Column, check_activations, check_strengths
 from interp.probe.labelled import Labelled, of_tokens
 from interp.probe.methods import GRID, method
 from interp.probe.nested import Held, Rows, held_out_logits, place_parts
-from interp.probe.reading import EVERY, TokenRows, expand_places, place_layer, place_name, read_place
+from interp.probe.reading import EVERY, TokenRows, expand_places, place_layer, place_name, read_place, store_facts
 from interp.probe.transfer_report import TransferReport
 from interp.probe.transfer_sets import (
     By,
@@ -214,7 +214,7 @@ def _folds_of(name: str, rows: np.ndarray, parts: list[np.ndarray], data: Labell
 def _read(store: Any, place: str, tokens: str, way: str, plan: _Plan) -> Rows:
     """What stands at a place, checked, in the order of the plan's rows."""
     X, frame = read_place(store, place, tokens, way)
-    if list(frame["text"]) != plan.data.texts:
+    if not plan.data.is_of(frame):
         raise ValueError(
             f"{place_name(place)} has other rows than the first place, or is read as whole texts where tokens={tokens!r} makes "
             "each token a row: ask for such places and kinds one by one"
@@ -378,10 +378,6 @@ def _card(
         "n_groups": data.n_groups,
         "texts_in_several_groups": data.repeated,
         "texts": artifact.hash_texts(data.texts),
-        "store": {
-            key: store.card[key]
-            for key in ("model", "tokenizer", "tokens", "dtype", "texts", "sae")
-            if key in store.card
-        },
+        "store": store_facts(store),
         "provenance": artifact.provenance(seed=plan.seed, **origin),
     }

@@ -25,12 +25,11 @@ from interp.model import HookedTransformer
 from interp.probe.inputs import Column, check_labels
 from interp.probe.kinds.attention import Poolers, pooler_of
 from interp.probe.kinds.mlp import network_of
+from interp.probe.methods import method
 from interp.probe.reading import TokenRows
 
 Activations = Tensor | np.ndarray | TokenRows | Sequence[Tensor | np.ndarray]
 """[... d]; for a probe that reads whole texts `TokenRows`, or one [token d] a text."""
-TOKEN_KINDS = ("attention",)
-"""Kinds that read all tokens of a text."""
 _PARTS = {"mlp": {"hidden", "hidden_bias", "output"}, "attention": {"query", "value"}}
 _FIELDS = ("bias", "kind", "slope", "intercept", "threshold", "site", "head")
 _PREFIX = "tensors."
@@ -90,7 +89,7 @@ class Probe:
     @property
     def reads(self) -> str:
         """`row`: one vector a row. `tokens`: all tokens of a text."""
-        return "tokens" if self.kind in TOKEN_KINDS else "row"
+        return method(self.kind).reads
 
     @property
     def place(self) -> str | None:

@@ -112,7 +112,7 @@ def _run(job: Job, engine: Any, threads: int) -> ProbeJobReport:
     left = open_tasks(files, job.places, spec.kinds)
     with folder.timed(f"fit {len(left)} places"):
         run_places(
-            job.store, job.rows, files, left, job.arguments(), engine=engine, threads=threads,
+            job.store, job.rows, files, left, job.arguments(), engine=engine, workers=threads,
             progress=lambda done, total: job.tell("fit", done, total),
         )  # fmt: skip
     with folder.timed("figures"):

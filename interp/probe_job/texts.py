@@ -2,8 +2,7 @@
 
 1. Each set is read, its rows selected, and its groups taken from a column or from a rule.
 2. The column `topic` is filled with the set's name where it has none, other columns as the set says.
-3. Sets are joined in order. Groups keep their names: the same entity in two files is the same entity. A compound of two
-   statements (a row with `parts`) joins the groups of both, where their statements are there as well.
+3. Sets are joined in order. Groups keep their names: the same entity in two files is the same entity.
 4. Of too many texts whole groups are drawn, so that no group is halved.
 """
 
@@ -12,15 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.sparse
-import scipy.sparse.csgraph
 
 from interp.dataset import Dataset, Example, Question, load_dataset, load_truthfulqa
 from interp.dataset.group_rule import groups_by_rule
 from interp.probe_job.spec import ProbeSpec, TextSpec
 
-JOINT = " & "
-"""Between the groups of the two parts of a compound."""
 CONTROL = "control"
 """Column that says of a row whether its label means something else on purpose."""
 
@@ -35,7 +30,7 @@ def load_texts(spec: ProbeSpec) -> Dataset:
     examples = [example for part in parts for example in part]
     columns = dict.fromkeys(name for example in examples for name in example.meta)
     # Every row has every column: a store holds a rectangle.
-    filled = _linked([replace(each, meta={name: each.meta.get(name) for name in columns}) for each in examples])
+    filled = [replace(each, meta={name: each.meta.get(name) for name in columns}) for each in examples]
     if spec.max_texts is not None and len(filled) > spec.max_texts:
         filled = _draw_groups(filled, spec.max_texts)
     return Dataset(spec.name, tuple(filled), {"name": spec.name, "kind": "job", "sets": [part.name for part in parts]})
@@ -111,23 +106,6 @@ def control_topics(data: Dataset) -> list[str]:
 def asked_rows(data: Dataset) -> list[int]:
     """Numbers of the texts whose label is the one asked about."""
     return [row for row, example in enumerate(data) if not example.meta[CONTROL]]
-
-
-def _linked(examples: list[Example]) -> list[Example]:
-    """Groups that share facts become one, or a compound would be tested on what its parts have taught."""
-    pieces = {str(each.group): str(each.group).split(JOINT) for each in examples if each.meta.get("parts")}
-    alone = {str(each.group) for each in examples if not each.meta.get("parts")}
-    links = [(whole, piece) for whole, found in pieces.items() for piece in found if piece in alone]
-    if not links:
-        return examples
-    number = {name: i for i, name in enumerate(dict.fromkeys(str(each.group) for each in examples))}
-    ends = np.array([[number[whole], number[piece]] for whole, piece in links]).T
-    graph = scipy.sparse.coo_array((np.ones(len(links)), tuple(ends)), shape=(len(number), len(number)))
-    family = scipy.sparse.csgraph.connected_components(graph, directed=False)[1]
-    first: dict[int, str] = {}
-    for name, at in number.items():
-        first.setdefault(int(family[at]), name)
-    return [replace(each, group=first[int(family[number[str(each.group)]])]) for each in examples]
 
 
 def _draw_groups(examples: list[Example], most: int) -> list[Example]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float32, Float64
+from jaxtyping import Float, Float32, Float64
 from torch import Tensor
 from torch.nn.functional import gelu
 
@@ -45,7 +45,7 @@ class Networks:
     scale: Float32[Tensor, "d"]
     """The activations are divided by it."""
 
-    def logit(self, X: Float64[Tensor, "row d"]) -> Float64[Tensor, "problem row"]:
+    def logit(self, X: Float[Tensor, "row d"]) -> Float64[Tensor, "problem row"]:
         """Log-odds of the positive label."""
         z = standardised(X, self.mean, self.scale)
         weights = {"hidden": self.hidden, "hidden_bias": self.hidden_bias, "output": self.output, "bias": self.bias}

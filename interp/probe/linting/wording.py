@@ -13,11 +13,11 @@ import pandas as pd
 from scipy.stats import norm
 from sklearn.feature_extraction.text import CountVectorizer
 
+from interp.probe.controls import WORD
 from interp.probe.figures import Figure
 from interp.probe.linting.findings import WORD_COLUMNS, Finding
 from interp.probe.linting.table import Table, told
 
-_WORD = r"\w+|[^\w\s]"
 _MOST_WORDS = 20
 _SHOWN_WORDS = 8
 _LEAST_GROUPS = 5  # that hold a word, or its odds say nothing
@@ -114,7 +114,7 @@ def telling_words(table: Table, most: int = _MOST_WORDS) -> pd.DataFrame:
     (Haldane 1956). Columns: word, true, false (groups that hold it), odds (ratio), low, high (95 %), z.
     """
     assert table.y is not None
-    vectors = CountVectorizer(token_pattern=_WORD, binary=True)
+    vectors = CountVectorizer(token_pattern=WORD, binary=True)
     counts: Any = vectors.fit_transform(table.texts)
     row, word = counts.nonzero()
     _, label, word = np.unique(np.stack([table.codes[row], table.y[row], word]), axis=1)  # once a group and label

@@ -11,7 +11,7 @@ import torch
 from planted import MemoryStore, frame_of, paired, planted
 from sklearn.metrics import roc_auc_score
 
-from interp.probe import load_probe_report, probe_sweep
+from interp.probe import load_probe_report, probe_sweep, probe_transfer
 from interp.probe.controls import permuted_labels
 from interp.probe.folds import one_split
 from interp.probe.inputs import check_groups
@@ -122,6 +122,16 @@ def test_the_control_task_says_how_much_is_remembered() -> None:
     assert row["selectivity"] == pytest.approx(row["accuracy"] - remembered)
 
 
+def test_the_larger_class_is_no_selectivity() -> None:
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(100), 4)
+    y = (rng.random(400) < 0.2).astype(int)
+    report = probe_sweep(MemoryStore([rng.normal(size=(400, 6))], frame_of(y, groups)), **QUICK)
+    row = report.figures.iloc[0]
+    assert row["accuracy"] > 0.75  # by saying no
+    assert abs(row["selectivity"]) < 0.06
+
+
 def test_no_control_task_where_every_group_is_one_row() -> None:
     X, y, _ = planted(60, 6)
     report = probe_sweep(MemoryStore([X], frame_of(y, np.arange(60))), **QUICK)
@@ -201,7 +211,7 @@ def test_a_part_of_few_groups_has_no_interval() -> None:
 @pytest.mark.parametrize("kind", ["ttpd", "ccs", "lda", "mass_mean_cov", "inlp"])
 def test_every_linear_kind_goes_through_the_protocol(kind: str) -> None:
     X, frame = statements(40, 8)
-    report = probe_sweep(MemoryStore([X], frame), kinds=kind, n_boot=100, n_controls=2)
+    report = probe_sweep(MemoryStore([X], frame), kinds=kind, C=[0.01, 1.0], n_folds=3, n_boot=100, n_controls=1)
     assert report.selected[kind].auroc > 0.85
     assert report.probe(kind).direction is not None
     assert report.probe(kind).card["figure"]["n"] == 160
@@ -313,6 +323,11 @@ def test_places_with_other_tokens_are_not_compared() -> None:
     store.outliers = {store.sites[0]: 1, store.sites[1]: int(counts) - 1}  # as many tokens of the same text
     with pytest.raises(ValueError, match="resid_post:1 holds other rows than resid_post:0"):
         probe_sweep(store, tokens="every", **QUICK)
+    matrix: dict[str, Any] = {"tokens": "every", "kinds": "mass_mean", "n_folds": 3, "n_boot": 100}
+    with pytest.raises(ValueError, match="resid_post:1 has other rows than the first place"):
+        probe_transfer(store, **matrix)
+    store.outliers = {}
+    assert probe_transfer(store, **matrix).card["n"] == (~store.tokens["is_first"]).sum()
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input
@@ -372,3 +387,13 @@ def test_partners_are_found_and_survive_a_choice_of_rows() -> None:
     data = Labelled.of(frame)
     assert data.partner.tolist() == [i ^ 1 for i in range(20)]
     assert data.take(np.array([4, 0, 5])).partner.tolist() == [2, -1, 0]
+
+
+def test_paired_groups_are_flipped_whole_beside_others_that_are_dealt_again() -> None:
+    y = np.array([0, 1, 1, 0] * 10 + [0, 1, 1] * 10)
+    groups = np.r_[np.arange(10).repeat(4), 10 + np.arange(10).repeat(3)]
+    fold = groups % 5
+    for labels in permuted_labels(y, groups, fold, 30, seed=0):
+        flips = (labels[:40] != y[:40]).reshape(10, 4)
+        assert (flips.all(1) | ~flips.any(1)).all()
+        assert (np.bincount(fold, weights=labels) == np.bincount(fold, weights=y)).all()

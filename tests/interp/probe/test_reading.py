@@ -175,7 +175,9 @@ def test_token_rows_are_taken_and_padded() -> None:
 
 def test_rules_that_were_recorded_are_read_by_their_names() -> None:
     texts = [f"Q{i} answers {i}" for i in range(6)]
-    examples = [Example(text, i % 2, meta={"answer_span": [3, len(text)], "position": i}) for i, text in enumerate(texts)]
+    examples = [
+        Example(text, i % 2, meta={"answer_span": [3, len(text)], "position": i}) for i, text in enumerate(texts)
+    ]
     model = tiny_model("llama")
     several = record(model, examples, sites="resid_post:1", tokens=["all", "answer", "mean"], progress=False)
     site = several.sites[0]

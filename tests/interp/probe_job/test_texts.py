@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from probe_jobs import statements, write_job
 
-from interp.content import content_folder
 from interp.dataset import Dataset
 from interp.probe_job import load_probe_spec
 from interp.probe_job.texts import asked_rows, control_topics, load_texts
@@ -102,18 +101,3 @@ def test_answers_of_truthfulqa_become_statements(tmp_path: Path, form: str, n: i
     assert right["text"].str.contains("Yes").all()
     assert pd.Series(frame["group"]).nunique() == 6
     assert set(frame["topic"]) == {"Things"}
-
-
-def test_a_compound_joins_the_groups_of_its_parts(tmp_path: Path) -> None:
-    capitals, compounds = (
-        pd.read_csv(content_folder("data") / name / "statements.csv") for name in ("capitals", "conjunctions")
-    )
-    write_job(tmp_path)
-    data = read(tmp_path, datasets=["capitals", "conjunctions"])
-    groups = dict(zip(data.texts, data.groups or [], strict=True))
-    for row in compounds[compounds["relation"] == "capitals"].itertuples():
-        for piece in str(row.group).split(" & "):
-            member = capitals.loc[capitals["group"] == piece, "text"].iloc[0]
-            assert groups[member] == groups[str(row.text)]
-    alone = read(tmp_path, datasets=["conjunctions"])
-    assert list(alone.groups or []) == compounds["group"].tolist()
