@@ -145,6 +145,7 @@ _ALIASES = {
     "attn": "pattern",
     "scores": "attn_scores",
 }
+_SHOWN = 8  # places that a message names
 NORM_PARTS = ("ln1", "ln1_post", "ln2", "ln2_post", "ln_final")
 _BY_TEMPLATE = {row.template: row for row in _BY_KIND.values()}
 
@@ -239,7 +240,7 @@ def select(site: object, available: Sequence[str]) -> list[Selector]:
         return [Selector(_existing(row.template, available))]
     if not where:
         raise ValueError(f"{site!r} needs a layer: '{kind}:6', '{kind}:4-12', '{kind}:-1' or '{kind}:*' for all")
-    layers, component = _layers(site, where, _n_layers(available))
+    layers, component = _layers(site, where, available)
     if component is not None and row.component is None:
         raise ValueError(f"{site!r} asks for a component, but {kind!r} ({row.shape}) has neither heads nor neurons")
     names = [row.template.format(l=layer) for layer in layers]
@@ -280,7 +281,17 @@ def _n_layers(available: Sequence[str]) -> int:
     return 1 + max((layer for name in available if (layer := layer_of(name)) is not None), default=-1)
 
 
-def _layers(site: str, where: str, n_layers: int) -> tuple[list[int], int | None]:
+def _layers_here(available: Sequence[str]) -> str:
+    """`layers 0 to 11`; where some are missing, each of them."""
+    layers = sorted({layer for name in available if (layer := layer_of(name)) is not None})
+    if not layers:
+        return "no layers"
+    whole = layers == list(range(layers[0], layers[-1] + 1))
+    return f"layers {layers[0]} to {layers[-1]}" if whole else f"layers {', '.join(map(str, layers))}"
+
+
+def _layers(site: str, where: str, available: Sequence[str]) -> tuple[list[int], int | None]:
+    n_layers = _n_layers(available)
     found = re.fullmatch(r"(\*|-?\d+|(\d+)-(\d+))(?:\.(\d+))?", where)
     if not found:
         raise ValueError(
@@ -297,7 +308,7 @@ def _layers(site: str, where: str, n_layers: int) -> tuple[list[int], int | None
         low = int(found[1]) + (n_layers if int(found[1]) < 0 else 0)
         high = low
     if not (low >= 0 and high < n_layers):
-        raise ValueError(f"{site!r}: the model has layers 0 to {n_layers - 1}")
+        raise ValueError(f"{site!r}: there are {_layers_here(available)} here")
     return list(range(low, high + 1)), component
 
 
@@ -306,18 +317,30 @@ def _existing(name: str, available: Sequence[str]) -> str:
         return name
     layer = layer_of(name)
     if layer is not None and layer >= _n_layers(available):
-        raise ValueError(f"{name!r}: the model has layers 0 to {_n_layers(available) - 1}")
+        raise ValueError(f"{name!r}: there are {_layers_here(available)} here; {_instead(name, available)}")
     raise MissingSite(
         name,
         f"there is no {name!r} ({kind_of(name).meaning}) here: the architecture does not compute it, or the store does not "
-        "hold it; model.sites() and store.sites list what there is",
+        f"hold it; {_instead(name, available)}",
     )
+
+
+def _instead(name: str, available: Sequence[str]) -> str:
+    """What there is in place of a full name: other layers of its kind, else a few of all places."""
+    kind = re.sub(r"^blocks\.\d+\.", BLOCK, name)
+    same = [one for one in available if re.sub(r"^blocks\.\d+\.", BLOCK, one) == kind]
+    listed = [
+        short_name(one) if re.sub(r"^blocks\.\d+\.", BLOCK, one) in _BY_TEMPLATE else one for one in same or available
+    ]
+    some = ", ".join(listed if len(listed) <= _SHOWN else [*listed[: _SHOWN - 1], "...", listed[-1]])
+    return f"there are {some or 'none'}" + ("" if same else "; model.sites() and store.sites list all")
 
 
 def _unknown(site: str, available: Sequence[str]) -> str:
     named = re.fullmatch(r"blocks\.(\d+)\.(.*)", site)
     if named and BLOCK + named[2] in _BY_TEMPLATE:
-        return f"{site!r}: there are layers 0 to {_n_layers(available) - 1}"
+        here = "" if int(named[1]) in map(layer_of, available) else f"there are {_layers_here(available)} here; "
+        return f"{site!r} is not here: {here}{_instead(site, available)}"
     kind, colon, where = site.partition(":")
     known = [*_ALIASES, *(name for name in _BY_KIND if "sae" in kind or name not in SAE_KINDS)]
     near = [hit + colon + where for hit in difflib.get_close_matches(kind, known, 3, 0.5)]

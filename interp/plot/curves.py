@@ -231,8 +231,10 @@ def steering_effect(effects: pd.DataFrame, *, unit: str = "nats") -> alt.LayerCh
 def _layer_axis(first: int, last: int) -> alt.Axis:
     """Whole layers only, none beyond the last, and -1 by its name."""
     step = max(1, -(-(last - first) // 15))
-    values = [layer for layer in range(first, last + 1) if layer == first or (layer % step == 0 and layer > first + 1)]
-    return alt.Axis(values=values, grid=False, labelExpr="datum.value < 0 ? 'embed' : datum.label")
+    # Beside the word "embed" there is no room for the next label.
+    near = first + 1 if first < 0 else first
+    values = [layer for layer in range(first, last + 1) if layer == first or (layer % step == 0 and layer > near)]
+    return alt.Axis(values=values, format="d", grid=False, labelExpr="datum.value < 0 ? 'embed' : datum.label")
 
 
 def _top_legend(entries: int) -> alt.Legend | None:

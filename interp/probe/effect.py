@@ -173,7 +173,7 @@ class ProbeEffect:
         slope = self._slope(measure)
         n_random = self.card["n_random"]
         lines = [
-            f"Used: {what} moves by {_span(slope['slope'], slope, '+.2f')} nats for one typical norm "
+            f"Effect: {what} moves by {_span(slope['slope'], slope, '+.2f')} nats for one typical norm "
             f"({self.card['typical_norm']:.1f}); {n_random} random directions {slope['random_low']:+.2f} to "
             f"{slope['random_high']:+.2f}, rank p = {slope['p']:.3f}."
         ]

@@ -21,6 +21,8 @@ from interp.calibration.figures import Figures as Calibrated
 
 LEVEL = 0.95
 """Share of the bootstrap distribution inside [low, high]."""
+ENDS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+"""Quantiles of the draws that are the interval."""
 _BINS = 15  # of the binned errors, which are not asked for here
 _CHUNK = 4_000_000  # numbers in one block of draws
 
@@ -94,11 +96,14 @@ class Resamples:
         """The 95 % percentile interval of the AUROC; NaN for rows of one label."""
         if (y == y[0]).all():
             return float("nan"), float("nan")
+        low, high = np.nanquantile(self.drawn(score, y), ENDS)
+        return float(low), float(high)
+
+    def drawn(self, score: Float[np.ndarray, " row"], y: Int[np.ndarray, " row"]) -> Float[np.ndarray, " draw"]:
+        """The AUROC of each draw; NaN for a draw of one label."""
         size = max(1, _CHUNK // len(y))
         blocks = [self.counts[i : i + size][:, self.group].astype(float) for i in range(0, len(self.counts), size)]
-        drawn = np.concatenate([auroc(score, y, block) for block in blocks])
-        low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-        return float(low), float(high)
+        return np.concatenate([auroc(score, y, block) for block in blocks])
 
     def figure(
         self, logit: Float[np.ndarray, " row"], y: Int[np.ndarray, " row"], guess: Bool[np.ndarray, " row"]

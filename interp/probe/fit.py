@@ -15,15 +15,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Int
+from jaxtyping import Float64, Int
 from scipy.special import expit
 from torch import Tensor
 
 from interp import artifact
 from interp.probe.folds import held_out
-from interp.probe.inputs import ROWS, Column, check_activations, check_groups, check_labels, check_strengths
+from interp.probe.inputs import (
+    ROWS,
+    Column,
+    check_activations,
+    check_groups,
+    check_labels,
+    check_strengths,
+    check_whole,
+)
 from interp.probe.labelled import BY_ROWS, Labelled, meanings
 from interp.probe.methods import GRID, Method, choose, method
+from interp.probe.reading import TokenRows
 from interp.probe.solver import Design
 from interp.probe.value import Activations, Probe, as_token_rows, load_probe
 
@@ -35,10 +44,10 @@ def fit_probe(
     y: Column,
     kind: str = "logistic",
     groups: Column | str | None = None,
-    C: float | Sequence[float] | None = None,
-    seed: int = 0,
+    C: float | Sequence[float] | Any | None = None,
+    seed: int | Any = 0,
     site: str | None = None,
-    n_folds: int = 5,
+    n_folds: int | Any = 5,
     *,
     polarity: Column | None = None,
     pair: Column | None = None,
@@ -66,10 +75,12 @@ def fit_probe(
         head: the head of the site that X belongs to, kept with the probe.
 
     Raises:
-        ValueError: an unknown kind, or one without the columns that it needs; NaN or constant activations; labels other
-            than 0 and 1, or of one kind only; counts that differ; a C to choose without groups, or with fewer than 5; a C
-            for a kind that has none; pairs that do not contradict each other, or that groups divide.
+        ValueError: an unknown kind, or one without the columns that it needs; activations that are no real numbers, NaN or
+            constant; labels other than 0 and 1, or of one kind only; counts that differ; a C to choose without groups, or
+            with fewer than 5; a C for a kind that has none; pairs that do not contradict each other, or that groups divide.
     """
+    check_whole(2, n_folds=n_folds)
+    check_whole(seed=seed)
     way = method(kind)
     grid = _grid(kind, way, C)
     rows, n = _read(kind, way, X, starts)
@@ -79,20 +90,38 @@ def fit_probe(
     side = _side(labels, codes, said, polarity=polarity, pair=pair, topic=topic)
     side.check_pairs()
     side.need(kind, way.needs)
+    return fit_labelled(rows, side, kind, grid, seed, site, n_folds, head, grouped=codes is not None)
+
+
+def fit_labelled(
+    rows: Float64[Tensor, "row d"] | TokenRows,
+    side: Labelled,
+    kind: str,
+    grid: Sequence[float],
+    seed: int,
+    site: str | None,
+    n_folds: int,
+    head: int | None,
+    *,
+    grouped: bool = True,
+) -> Probe:
+    """`fit_probe` of rows that are checked, with all that is known of them; without `grouped` their groups say nothing."""
+    way, labels = method(kind), side.y
     design = Design(rows, side)
-    chosen, threshold, selection = _choose(kind, design, labels, codes, grid, n_folds, seed)
-    if codes is not None and isinstance(groups, str):
+    grid = tuple(grid) if way.penalised else (1.0,)
+    chosen, threshold, selection = _choose(kind, design, labels, side.groups if grouped else None, grid, n_folds, seed)
+    if grouped and side.by_rows:
         selection["groups"] = ROWS
     target = torch.tensor(labels, dtype=torch.float64)[None]
     reader = way.fit(design, target, torch.ones_like(target), target.new_tensor([chosen]), seed)
     card: dict[str, Any] = {
-        "n": n,
+        "n": len(labels),
         "positives": int(labels.sum()),
         "C": chosen if way.penalised else None,
         **selection,
         "provenance": artifact.provenance(seed=seed),
     }
-    if way.reads == "tokens":
+    if isinstance(rows, TokenRows):
         card["n_tokens"] = len(rows.X)
     else:
         card["typical_norm"] = float(np.median(rows.norm(dim=1)))
@@ -100,7 +129,7 @@ def fit_probe(
     return Probe(**found, kind=kind, threshold=threshold, site=site, head=head, card=card)
 
 
-def _grid(kind: str, way: Method, C: float | Sequence[float] | None) -> tuple[float, ...]:
+def _grid(kind: str, way: Method, C: float | Sequence[float] | Any | None) -> tuple[float, ...]:
     if C is not None and not way.penalised:
         raise ValueError(f"{kind} has no strength to set (C={C!r}): leave C out, or use kind='logistic'")
     return check_strengths(C, GRID) if way.penalised else (1.0,)

@@ -2,12 +2,13 @@
 
 A probe that is fitted on row i of a store and the label of row i of a data set is wrong in silence if the two do not hold
 the same texts in the same order. `check_texts` refuses such a pair; `join_labels` brings labels to texts by what a text
-is, or by an id of it, and never by its place in a list.
+is, or by an id of it, and never by its place in a list. `trained_on` is what a probe's card keeps of the texts and groups
+that it was fitted on, so that `overlap` can tell whether new ones are among them.
 """
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ import pandas as pd
 
 from interp import artifact
 from interp.dataset import Dataset
+from interp.probe.inputs import JOINS, fold
 from interp.probe.labelled import MEANINGS
 
 _SHOWN = 60
+_DIGITS = 12  # 48 bits of a hash: enough to find the same text again, and a card stays small
 
 
 def check_texts(store: Any, dataset: Dataset | Any) -> None:
@@ -90,6 +93,36 @@ def join_labels(frame: pd.DataFrame, labels: Any, by: str = "text") -> pd.DataFr
     found = frame.assign(**{str(name): joined[name] for name in joined})
     found.attrs = dict(frame.attrs)
     return found
+
+
+def trained_on(texts: Sequence[str], groups: Sequence[str] | None) -> dict[str, Any]:
+    """What a card keeps of the rows that a probe was fitted on: short hashes, sorted, and nothing that can be read.
+
+    Args:
+        texts: of the rows. Case and spacing do not count.
+        groups: the group of each row; None where rows were split one by one. Of "Oslo & Lima" the parts count too.
+
+    Returns:
+        "texts" and "groups", lists of 12 hex digits; `overlap` reads them.
+    """
+    return {"texts": sorted(map(_short_hash, set(map(fold, texts)))), "groups": sorted(_named(groups or ()))}
+
+
+def overlap(card_entry: Mapping[str, Any], texts: Sequence[str], groups: Sequence[str] | None) -> tuple[int, int]:
+    """(texts, groups) of new rows that a probe was fitted on, by what `trained_on` put into its card; each counts once."""
+    known_texts, known_groups = (frozenset(card_entry.get(name) or ()) for name in ("texts", "groups"))
+    shared = sum(_short_hash(text) in known_texts for text in set(map(fold, texts)))
+    return shared, sum(not known_groups.isdisjoint(_named([group])) for group in set(map(str, groups or ())))
+
+
+def _named(groups: Sequence[str]) -> set[str]:
+    """Hashes of the names of groups, and of the parts of joined ones."""
+    names = set(map(str, groups))
+    return {_short_hash(part) for name in names for part in (name, *name.split(JOINS))}
+
+
+def _short_hash(text: str) -> str:
+    return artifact.hash_texts([text])[:_DIGITS]
 
 
 def _label_table(frame: pd.DataFrame, labels: Any, by: str) -> tuple[pd.DataFrame, list[Any]]:

@@ -4,8 +4,7 @@ Everything is checked once, before an activation is read. Three columns have a m
 negated), `topic` (the set or subject that a row comes from), `pair` (a negated row and its affirmative one have the same).
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +14,7 @@ import pandas as pd
 from jaxtyping import Int
 from torch import Tensor
 
-from interp.probe.inputs import ROWS, Column, check_groups, check_labels
+from interp.probe.inputs import MIN_GROUPS, ROWS, Column, check_groups, check_labels, names_of, tie_texts
 
 POLARITIES = {"affirmative": 1, "negated": -1}
 """What stands in the column `polarity`."""
@@ -32,7 +31,7 @@ class Labelled:
     y: Int[np.ndarray, " row"]
     """0 or 1."""
     groups: Int[np.ndarray, " row"]
-    """Numbers from 0; rows of a group are never divided."""
+    """Numbers from 0; rows of a group are never divided. Groups that share a text are one."""
     groups_from: str
     """Where the groups come from, in words."""
     frame: pd.DataFrame
@@ -43,24 +42,39 @@ class Labelled:
     """Set or subject; None without the column."""
     pair: list[str | None] | None = None
     """The same for a negated row and its affirmative one, None for a row of no pair; None without the column."""
+    own_names: list[str] | None = None
+    """Each row's group as the data names it, before groups were tied; None where rows, or texts, are groups of their own."""
+    repeated: int = 0
+    """Texts, case and spacing aside, that stood in more than one group before these were tied."""
+    tied: tuple[int, int] = (0, 0)
+    """Groups that share a text with another one, and the groups that they were tied into."""
 
     @classmethod
     def of(cls, frame: pd.DataFrame, groups: Column | str | None = None, n_folds: int = 5) -> "Labelled":
         """The rows of a frame with the columns `text`, `label` and, unless `groups` are given, `group`.
 
+        Groups that share a text are tied into one, also where every row is its own group: the activations of a text are
+        the same wherever it stands, and a probe would be tested on what it was trained on.
+
         Raises:
-            ValueError: missing or strange labels; too few groups; a polarity that is none; rows without a topic among
-                rows with one; pairs whose two rows do not have opposite labels or stand in two groups, or whose group has
-                one label only.
+            ValueError: missing or strange labels; too few groups, before they are tied or after; a polarity that is none;
+                rows without a topic among rows with one; pairs whose two rows do not have opposite labels or stand in two
+                groups, or whose group has one label only.
         """
         values, groups_from = _groups(frame, groups)
         frame = frame.reset_index(drop=True)
+        texts = list(frame["text"])
+        codes, repeated, tied = tie_texts(check_groups(values, len(frame), n_folds), texts)
+        _check_left(codes, repeated, tied, n_folds)
         found = cls(
-            texts=list(frame["text"]),
+            texts=texts,
             y=check_labels(list(frame["label"]), len(frame)),
-            groups=check_groups(values, len(frame), n_folds),
+            groups=codes,
             groups_from=groups_from,
             frame=frame,
+            own_names=None if groups_from == BY_ROWS else names_of(values),
+            repeated=repeated,
+            tied=tied,
             **meanings(frame, len(frame)),
         )
         found.check_pairs()
@@ -91,12 +105,6 @@ class Labelled:
     def by_rows(self) -> bool:
         """Whether every row is its own group, said on purpose."""
         return self.groups_from == BY_ROWS
-
-    @cached_property
-    def repeated(self) -> int:
-        """Texts that stand in more than one group: such a text can be on both sides of a split."""
-        pairs = set(zip(self.texts, self.groups.tolist()))
-        return sum(count > 1 for count in Counter(text for text, _ in pairs).values())
 
     @cached_property
     def partner(self) -> Int[np.ndarray, " row"]:
@@ -165,6 +173,7 @@ class Labelled:
             polarity=None if self.polarity is None else self.polarity[rows],
             topic=None if self.topic is None else [self.topic[row] for row in rows],
             pair=None if self.pair is None else [self.pair[row] for row in rows],
+            own_names=None if self.own_names is None else [self.own_names[row] for row in rows],
         )
 
     def need(self, kind: str, columns: Sequence[str]) -> None:
@@ -189,6 +198,21 @@ BY_ROWS = "every row its own group"
 BY_TEXTS = "every text its own group"
 
 
+def tied_sentence(card: Mapping[str, Any]) -> str:
+    """What a report says of texts that stood in several groups, by its card; "" where there are none."""
+    repeated, tied = card.get("texts_in_several_groups", 0), card.get("groups_tied")
+    if not repeated:
+        return ""
+    if tied is None:  # a report of before groups were tied
+        return f"{repeated} texts stand in more than one group and can leak between the parts."
+    what = {BY_ROWS: "row", BY_TEXTS: "copy"}.get(card["groups_from"], "group")
+    many = "copies" if what == "copy" else f"{what}s"
+    return (
+        f"{repeated:,} texts stand in more than one {what}, case and spacing aside: {tied[0]:,} {many} that share a text were "
+        f"tied into {tied[1]:,} groups, so that no text is on both sides of a split."
+    )
+
+
 def of_tokens(frame: pd.DataFrame, groups: Column | str | None, n_folds: int) -> Labelled:
     """`Labelled.of` where each row is a token (`tokens="every"`): tokens of one text are never divided.
 
@@ -199,7 +223,7 @@ def of_tokens(frame: pd.DataFrame, groups: Column | str | None, n_folds: int) ->
     """
     frame = frame.drop(columns="pair", errors="ignore")  # a pair is of two texts: no token has one partner
     if isinstance(groups, str) and groups == ROWS:
-        return replace(Labelled.of(frame, list(frame["text_index"]), n_folds), groups_from=BY_TEXTS)
+        return replace(Labelled.of(frame, list(frame["text_index"]), n_folds), groups_from=BY_TEXTS, own_names=None)
     return Labelled.of(frame, groups if groups is None or isinstance(groups, str) else spread(groups, frame), n_folds)
 
 
@@ -250,6 +274,16 @@ def _polarity(values: pd.Series) -> Int[np.ndarray, " row"]:
             "column otherwise"
         )
     return np.array([known[value] for value in values])
+
+
+def _check_left(codes: Int[np.ndarray, " row"], repeated: int, tied: tuple[int, int], n_folds: int) -> None:
+    """ValueError where too few groups are left after tying."""
+    left, needed = int(codes.max()) + 1, max(MIN_GROUPS, n_folds)
+    if left < needed:
+        raise ValueError(
+            f"{left} groups are left after those that share a text were tied ({repeated} texts stand in more than one of "
+            f"{left + tied[0] - tied[1]} groups), and at least {needed} are needed: keep one row of each text, or gather more"
+        )
 
 
 def _groups(frame: pd.DataFrame, groups: Column | str | None) -> tuple[Column | str, str]:

@@ -131,6 +131,8 @@ def _random(parts: Sequence[Part], plan: SweepPlan) -> Float[np.ndarray, " draw"
 
 def _control(X: Rows, kind: str, choices: Sequence[Choice], plan: SweepPlan) -> float | None:
     """Accuracy on the unseen half of each entity's rows, with the strength that the real labels chose most often."""
+    if plan.data.by_rows:
+        return None  # the only groups of several rows are copies of one text, which are no half and half
     several = plan.group_sizes > 1
     train = np.flatnonzero(several & plan.control_halves)
     test = np.flatnonzero(several & ~plan.control_halves)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -10,10 +11,10 @@ from jaxtyping import Bool, Float, Int
 from interp.probe.controls import permuted_labels
 from interp.probe.figures import Resamples
 from interp.probe.folds import Fold, nested_folds, one_split
-from interp.probe.inputs import Column, check_strengths
+from interp.probe.inputs import Column, check_strengths, check_whole
 from interp.probe.labelled import Labelled, of_tokens, spread
 from interp.probe.methods import GRID, METHODS, method
-from interp.probe.reading import EVERY, ActivationSource, expand_places, read_place
+from interp.probe.reading import EVERY, ActivationSource, asked_places, read_place
 
 PROTOCOLS = ("nested", "split")
 CONTROL_DRAWS = 3
@@ -89,19 +90,20 @@ class SweepPlan:
 
 def sweep_plan(
     store: ActivationSource,
-    sites: str | Sequence[str] = "resid_post:*",
+    sites: str | Sequence[str] | None = None,
     kinds: str | Sequence[str] = ("logistic", "mass_mean"),
     tokens: str = "last",
-    C: float | Sequence[float] | None = GRID,
-    n_folds: int = 5,
-    seed: int = 0,
-    n_boot: int = 1000,
+    C: float | Sequence[float] | Any | None = GRID,
+    n_folds: int | Any = 5,
+    seed: int | Any = 0,
+    n_boot: int | Any = 1000,
     groups: Column | str | None = None,
     n_controls: int = 19,
     protocol: str = "nested",
     text_scores: Mapping[str, Column] | None = None,
 ) -> SweepPlan:
     """Check what a sweep is asked for, and draw everything that is drawn once. Arguments and errors: `probe_sweep`."""
+    check_whole(seed=seed, n_controls=n_controls, n_folds=n_folds, n_boot=n_boot)
     kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
     for kind in kinds:
         method(kind)
@@ -114,7 +116,7 @@ def sweep_plan(
         raise ValueError(
             "kinds that read whole texts have no use for tokens='every', where each token is a row of its own"
         )
-    places = expand_places(sites, store)
+    places = asked_places(sites, store)
     _, frame = read_place(store, places[0], tokens)
     data = (of_tokens if every else Labelled.of)(frame, groups, n_folds)
     for kind in kinds:

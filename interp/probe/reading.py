@@ -31,8 +31,8 @@ LEFT_OUT = ("first", "special", "outlier")
 """Why a token is not typical, by the first reason that holds."""
 
 __all__ = [
-    "EVERY", "LEFT_OUT", "ActivationSource", "TokenRows", "TokenSource", "check_texts", "expand_places", "join_labels",
-    "place_layer", "place_name", "read_place", "site_of", "store_facts",
+    "EVERY", "LEFT_OUT", "ActivationSource", "TokenRows", "TokenSource", "asked_places", "check_texts", "expand_places",
+    "join_labels", "place_layer", "place_name", "read_place", "site_of", "store_facts",
 ]  # fmt: skip
 
 
@@ -176,6 +176,13 @@ def expand_places(sites: str | Sequence[Any] | Any, store: ActivationSource) -> 
     return [place for site in store.sites for place in (site, *_heads_of(site, store)) if place in found]
 
 
+def asked_places(sites: str | Sequence[Any] | Any, store: ActivationSource) -> list[str]:
+    """`expand_places`, where None is "resid_post:*", or all sites of a store that has none of these."""
+    if sites is None:
+        return [site for site in store.sites if re.fullmatch(r"blocks\.\d+\.hook_resid_post", site)] or store.sites
+    return expand_places(sites, store)
+
+
 def _is_pair(sites: Any) -> bool:
     return isinstance(sites, tuple) and len(sites) in (2, 3) and isinstance(sites[1], int)
 
@@ -260,6 +267,11 @@ def read_place(
         if len(found) != 1:
             raise ValueError(f"{place!r} names {len(found)} places, one is read at a time, for example {found[0]!r}")
         place = found[0]
+    if tokens == "all" and reads == "row":
+        raise ValueError(
+            "tokens='all' are many rows a text, and which of them are read must be said: 'last', 'first' or 'mean' for one a "
+            f"text, {EVERY!r} for each token a row"
+        )
     site, head = site_of(place)
     lengths = None
     if reads == "row" and not (isinstance(tokens, str) and tokens.partition(":")[0] == EVERY):

@@ -19,7 +19,7 @@ import pandas as pd
 from interp import artifact, plot
 from interp.probe.figures import Figure
 from interp.probe.fit import Probe, load_probe
-from interp.probe.labelled import BY_ROWS, BY_TEXTS
+from interp.probe.labelled import BY_ROWS, BY_TEXTS, tied_sentence
 from interp.probe.reading import place_layer, place_name
 
 FORMAT = 2
@@ -131,7 +131,7 @@ class ProbeReport:
             f"Without a probe: {', '.join(without)}; always the larger class is right in "
             f"{self.baselines['majority'].accuracy:.3f}."
         )
-        lines += self._inverted()
+        lines += self._inverted() + self._memorised()
         best = max(found.auroc for found in self.selected.values())
         if words.low > 0.5 and words.high >= best:
             lines.append("The wording alone does as well as the probes: they show nothing about the model.")
@@ -142,9 +142,19 @@ class ProbeReport:
             lines.append(
                 f"{what} were split one by one, on purpose: {what.lower()} about the same entity may stand on both sides."
             )
-        if repeated := self.card["texts_in_several_groups"]:
-            lines.append(f"{repeated} texts stand in more than one group and can leak between the parts.")
+        if tied := tied_sentence(self.card):
+            lines.append(tied)
         return "\n".join(lines)
+
+    def _memorised(self) -> list[str]:
+        """A sentence for each kind that learns labels without meaning as well as the real ones."""
+        return [
+            f"{kind} gets labels that were dealt out to the groups at random right as often ({found.control_accuracy:.3f}) as "
+            f"the real ones ({found.accuracy:.3f}; selectivity {found.accuracy - found.control_accuracy:.3f}): it can memorise "
+            "as well as it reads, so its accuracy is no evidence. The AUROC on unseen groups is."
+            for kind, found in self.selected.items()
+            if found.control_accuracy is not None and found.control_accuracy >= found.accuracy
+        ]
 
     def _inverted(self) -> list[str]:
         """A sentence for each part of the data on which a probe says the opposite of what is so."""

@@ -28,8 +28,9 @@ from scipy.special import expit
 from interp import artifact
 from interp.probe.controls import TEXT_BASELINES, majority, score_logit, text_logit
 from interp.probe.figures import Figure, auroc, most_common
-from interp.probe.fit import Probe, fit_probe
-from interp.probe.inputs import MIN_GROUPS, ROWS, Column
+from interp.probe.fit import Probe, fit_labelled
+from interp.probe.inputs import MIN_GROUPS, Column, check_activations
+from interp.probe.joining import trained_on
 from interp.probe.methods import GRID, Choice, method
 from interp.probe.place import Kept, PlaceResult, fit_place
 from interp.probe.plan import SweepPlan, sweep_plan
@@ -47,13 +48,13 @@ Results = dict[str, dict[str, PlaceResult]]
 
 def probe_sweep(
     store: ActivationSource,
-    sites: str | Sequence[str] = "resid_post:*",
+    sites: str | Sequence[str] | None = None,
     kinds: str | Sequence[str] = ("logistic", "mass_mean"),
     tokens: str = "last",
-    C: float | Sequence[float] | None = GRID,
-    n_folds: int = 5,
-    seed: int = 0,
-    n_boot: int = 1000,
+    C: float | Sequence[float] | Any | None = GRID,
+    n_folds: int | Any = 5,
+    seed: int | Any = 0,
+    n_boot: int | Any = 1000,
     progress: Callable[[int, int], Any] | None = None,
     groups: Column | str | None = None,
     n_controls: int = 19,
@@ -65,7 +66,8 @@ def probe_sweep(
 
     Args:
         store: recorded texts with labels.
-        sites: names or shorthand of the sites; single heads as `z:5.3`, `z:5.*` or `z:*.*`.
+        sites: names or shorthand of the sites; single heads as `z:5.3`, `z:5.*` or `z:*.*`. None is "resid_post:*", or where
+            the store has none of these all of its sites.
         kinds: kinds of probe.
         tokens: which token of each text is read: "last", "first" or "mean", a recorded rule, or "every", where each token
             is a row with the label and the group of its text.
@@ -252,15 +254,9 @@ def _baselines(plan: SweepPlan) -> dict[str, Figure]:
 def _refit(store: ActivationSource, kind: str, selected: Selected, plan: SweepPlan, card: dict[str, Any]) -> Probe:
     """The probe to keep: fitted on all rows at the place that most folds chose. Its card says whose figure it has."""
     X, _ = read_place(store, selected.site, plan.tokens, method(kind).reads)
-    C = plan.grid if method(kind).penalised else None
+    rows = X if isinstance(X, TokenRows) else check_activations(X, place_name(selected.site))
     site, head = site_of(selected.site)
-    data = plan.data
-    tokens = isinstance(X, TokenRows)
-    groups = ROWS if data.by_rows else data.groups
-    probe = fit_probe(
-        X.X if tokens else X, data.y, kind, groups, C, plan.seed, site, max(2, len(plan.folds)), head=head,
-        polarity=data.polarity, pair=data.pair, topic=data.topic, starts=X.starts if tokens else None,
-    )  # fmt: skip
+    probe = fit_labelled(rows, plan.data, kind, plan.grid, plan.seed, site, max(2, len(plan.folds)), head)
     stats = getattr(store, "stats", None)
     if stats is not None and head is None:
         # Of all typical rows of the store, which the rows that are read here are only a part of.
@@ -272,6 +268,7 @@ def _refit(store: ActivationSource, kind: str, selected: Selected, plan: SweepPl
             "and threshold were chosen and probes fitted without the groups that they were judged on."
         ),
         "groups_from": card["groups_from"],
+        "trained_on": trained_on(plan.data.texts, None if plan.data.by_rows else plan.data.own_names),
         "tokens": card["tokens"],
         "store": card["store"],
         "provenance": card["provenance"],
@@ -283,7 +280,7 @@ def _card(store: ActivationSource, plan: SweepPlan) -> dict[str, Any]:
     """What the sweep was, for the report and for the cards of its probes."""
     data = plan.data
     if data.repeated:
-        log.warning("%d texts stand in more than one group: such a text can be on both sides of a split", data.repeated)
+        log.warning("%d texts stand in more than one group: %d groups were tied into %d", data.repeated, *data.tied)
     model = store.card.get("model", {})
     origin = {"model": model["name"], "fingerprint": model["fingerprint"]} if model else {}
     return {
@@ -302,6 +299,7 @@ def _card(store: ActivationSource, plan: SweepPlan) -> dict[str, Any]:
         "groups_from": data.groups_from,
         "text_scores": list(plan.text_scores),
         "texts_in_several_groups": data.repeated,
+        "groups_tied": list(data.tied),
         "texts": artifact.hash_texts(data.texts),
         "store": store_facts(store),
         "provenance": artifact.provenance(seed=plan.seed, **origin),

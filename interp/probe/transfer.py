@@ -26,11 +26,11 @@ from interp import artifact
 from interp.probe.controls import text_logit
 from interp.probe.figures import Resamples, most_common
 from interp.probe.folds import Fold, held_out
-from interp.probe.inputs import Column, check_activations, check_strengths
+from interp.probe.inputs import Column, check_activations, check_strengths, check_whole
 from interp.probe.labelled import Labelled, of_tokens
 from interp.probe.methods import GRID, method
 from interp.probe.nested import Held, Rows, held_out_logits, place_parts
-from interp.probe.reading import EVERY, TokenRows, expand_places, place_layer, place_name, read_place, store_facts
+from interp.probe.reading import EVERY, TokenRows, asked_places, place_layer, place_name, read_place, store_facts
 from interp.probe.transfer_report import TransferReport
 from interp.probe.transfer_sets import (
     By,
@@ -76,13 +76,13 @@ class _Plan:
 def probe_transfer(
     store: Any,
     by: By | Any = "polarity",
-    sites: str | Sequence[str] = "resid_post:*",
+    sites: str | Sequence[str] | None = None,
     kinds: str | Sequence[str] = ("logistic",),
     tokens: str = "last",
-    C: float | Sequence[float] | None = GRID,
-    n_folds: int = 5,
-    seed: int = 0,
-    n_boot: int = 1000,
+    C: float | Sequence[float] | Any | None = GRID,
+    n_folds: int | Any = 5,
+    seed: int | Any = 0,
+    n_boot: int | Any = 1000,
     groups: Column | str | None = None,
     progress: Callable[[int, int], Any] | None = None,
     train_sets: str | Sequence[str] | None = None,
@@ -95,7 +95,7 @@ def probe_transfer(
         store: recorded texts with labels, as for `probe_sweep`.
         by: what divides the rows: a column ("polarity", "topic", "language" ...); several, for their combinations; or
             name -> one boolean a row, or a condition such as "topic == 'rivers'". Sets may overlap.
-        sites: places: names or shorthand of sites and of single heads.
+        sites: places: names or shorthand of sites and of single heads; None as in `probe_sweep`.
         kinds: kinds of probe.
         tokens: which token of each text is read.
         C: strengths to choose from, for kinds that have one.
@@ -113,7 +113,8 @@ def probe_transfer(
         ValueError: an unknown column, set, site or kind; a set that is empty, of one label or of fewer than 5 groups;
             two sets of one name; whatever `probe_sweep` refuses.
     """
-    places = expand_places(sites, store)
+    check_whole(seed=seed, n_folds=n_folds, n_boot=n_boot)
+    places = asked_places(sites, store)
     kinds = (kinds,) if isinstance(kinds, str) else tuple(dict.fromkeys(kinds))
     if not kinds:
         raise ValueError("a transfer matrix needs at least one kind of probe")
@@ -144,7 +145,7 @@ def _plan(
     by: By | Any,
     kinds: tuple[str, ...],
     tokens: str,
-    C: float | Sequence[float] | None,
+    C: float | Sequence[float] | Any | None,
     n_folds: int,
     seed: int,
     n_boot: int,
@@ -377,6 +378,7 @@ def _card(
         "n": data.n,
         "n_groups": data.n_groups,
         "texts_in_several_groups": data.repeated,
+        "groups_tied": list(data.tied),
         "texts": artifact.hash_texts(data.texts),
         "store": store_facts(store),
         "provenance": artifact.provenance(seed=plan.seed, **origin),

@@ -19,6 +19,7 @@ import pandas as pd
 
 from interp import artifact
 from interp.plot.probes import layer_transfer, transfer_matrix
+from interp.probe.labelled import tied_sentence
 
 FORMAT = 1
 TABLES = ("cells", "selected", "baselines", "predictions")
@@ -61,12 +62,13 @@ class TransferReport:
     def explain(self) -> list[str]:
         """What the cells mean that do not speak for themselves: inverted ones, failed ones, wording, controls."""
         lines = []
+        words = {(str(line["train"]), str(line["test"])): line for line in self.baselines.to_dict("records")}
         for kind in self.card["kinds"]:
             table = self._of(self.selected, kind)
             cells = {(str(line["train"]), str(line["test"])): line for line in table.to_dict("records")}
             for (train, test), cell in cells.items():
                 control = train in self.card["controls"] and train != test
-                said = _control(cell) if control else _inverted(cell) or _failed(cell)
+                said = _control(cell) if control else _inverted(cell, words[train, test]) or _failed(cell)
                 if said and not control and train != test:
                     said += _mended(cell, cells, self.card["holds"])
                 said = said or _wording(cell)
@@ -91,10 +93,8 @@ class TransferReport:
             f"{card['n']:,} rows in {card['n_groups']:,} groups ({card['groups_from']}), {card['n_folds']} folds: no cell "
             "shares a group between training and test rows. C, threshold and place were chosen on the train set alone."
         )
-        if repeated := card.get("texts_in_several_groups", 0):
-            lines.append(
-                f"{repeated} texts stand in more than one group and can leak between the parts, also between sets."
-            )
+        if tied := tied_sentence(card):
+            lines.append(tied)
         return "\n".join([*lines, *self.explain()])
 
     def plot(self, kind: str | None = None) -> alt.LayerChart:
@@ -158,8 +158,8 @@ def _interval(cell: dict[str, Any]) -> str:
     return f"{cell['auroc']:.3f} ({cell['low']:.3f} to {cell['high']:.3f})"
 
 
-def _inverted(cell: dict[str, Any]) -> str:
-    """A cell whose whole interval is below 1/2."""
+def _inverted(cell: dict[str, Any], words: dict[str, Any]) -> str:
+    """A cell whose whole interval is below 1/2, beside that of the words alone."""
     if not cell["high"] < 0.5:
         return ""
     train, test = cell["train"], cell["test"]
@@ -170,9 +170,16 @@ def _inverted(cell: dict[str, Any]) -> str:
         )
     return (
         f"trained on {train}, tested on {test}: {_interval(cell)}, inverted. What was learnt goes with the label in {train} "
-        f"and against it in {test}. Truth does not do that: polarity and wording do (the words alone have "
-        f"{cell['bag_of_words']:.3f})."
+        f"and against it in {test}. Truth does not do that: {_suspects(words)}."
     )
+
+
+def _suspects(words: dict[str, Any]) -> str:
+    """What can turn a label round; the words are named where they are turned themselves."""
+    if words["high"] < 0.5:
+        return f"polarity and wording do (the words alone have {_interval(words)})"
+    alone = f"; the words alone are not inverted, they have {_interval(words)}" if words["low"] > 0.5 else ""
+    return f"polarity does, or whatever else goes along with the label{alone}"
 
 
 def _failed(cell: dict[str, Any]) -> str:

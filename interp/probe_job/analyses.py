@@ -3,6 +3,7 @@
 Each answer is a file of its own, found again by the hash of what decides it.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from interp.probe.effect import ProbeEffect, load_probe_effect
 from interp.probe.transfer import probe_transfer
 from interp.probe.transfer_report import TransferReport, load_transfer_report
 from interp.probe.value import Probe
+from interp.probe_job.folder import read_task
 from interp.probe_job.spec import ProbeSpec, TransferSpec
 from interp.probe_job.texts import asked_rows, control_topics
 from interp.probe_job.work import Job
@@ -43,9 +45,11 @@ def _matrix(job: Job, asked: TransferSpec, by: str) -> TransferReport:
     }  # fmt: skip
     key = artifact.hash_json([1, job.origin, settings, artifact.provenance()])
     folder = job.folder.task(f"transfer by {by}", key, "")
-    if not folder.is_dir():
-        store, step = job.store if controls else job.asked, f"transfer by {by}"
-        probe_transfer(store, **settings, progress=lambda done, total: job.tell(step, done, total)).save(folder)
+    found = read_task(folder, load_transfer_report)
+    if found is not None:
+        return found
+    store, step = job.store if controls else job.asked, f"transfer by {by}"
+    probe_transfer(store, **settings, progress=lambda done, total: job.tell(step, done, total)).save(folder)
     return load_transfer_report(folder)
 
 
@@ -68,8 +72,11 @@ def use(job: Job, probes: Mapping[str, Probe]) -> Use:
         said = f"Whether it is used cannot be asked: no kind with a direction was fitted ({', '.join(job.spec.kinds)})."
         return Use(pd.DataFrame(), said, [said])
     found = _effect(job, probe)
-    verdict = found.verdict
-    return Use(found.band, f"{verdict[0].upper()}{verdict[1:]} ({probe.kind}).", found.summary().split("\n"))
+    # Not every effect is a use: the verdict says which.
+    notes = found.summary().split("\n")
+    # Whether it is decodable the job says by its own criterion.
+    said = re.sub("^decodable(, | and |; )", "", found.verdict)
+    return Use(found.band, f"{said[0].upper()}{said[1:]} ({probe.kind}).", notes)
 
 
 def check_causal(spec: ProbeSpec, data: Dataset) -> None:
@@ -102,7 +109,8 @@ def _effect(job: Job, probe: Probe) -> ProbeEffect:
         [1, job.origin, settings, asked.max_pairs, asked.ask, job.spec.seeds[0], identity, artifact.provenance()]
     )
     path = job.folder.task("causal", key, ".json")
-    if not path.is_file():
+    found = read_task(path, load_probe_effect)
+    if found is None:
         seed = job.spec.seeds[0]
         found = probe_effect(
             job.model,

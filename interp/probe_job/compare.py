@@ -15,11 +15,20 @@ import pandas as pd
 
 from interp.probe.figures import LEVEL, Resamples, auroc
 from interp.probe_job.fields import rows_where
+from interp.probe_job.owner import differences
 from interp.probe_job.result import ProbeJobReport, load_probe_job_report
 
 COLUMNS = (
     "kind", "seed", "auroc_a", "low_a", "high_a", "auroc_b", "low_b", "high_b", "difference", "low", "high", "n", "n_groups",
 )  # fmt: skip
+
+SAME = "the same"
+_UNPAIRED = {
+    "other texts": "The two judged other texts, so a difference would be one of the texts too, and none is given.",
+    "other labels": "The two judged the same texts, other labels: they answer different questions, and no difference is given.",
+    "other groups": "The two judged the same texts and labels in other groups, so their intervals cannot share draws, and no "
+    "difference is given.",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +41,8 @@ class JobComparison:
     paired: bool
     """Whether both judged the same texts with the same labels and groups."""
     card: dict[str, Any] = field(repr=False)
-    """Names and models of the jobs, draws and seed."""
+    """Folders, names and models of the jobs; `differs`, the settings that are not the same; `rows_are`, whether the rows are;
+    draws and seed."""
 
     def to_frame(self) -> pd.DataFrame:
         """The table."""
@@ -40,7 +50,9 @@ class JobComparison:
 
     def summary(self) -> str:
         """A sentence for each row."""
-        lines = [f"A is {self.card['a']}, B is {self.card['b']}."]
+        lines = [f"A is {self.card['a']}.", f"B is {self.card['b']}."]
+        differs = self.card["differs"]
+        lines.append(f"What differs (A -> B): {'; '.join(differs)}." if differs else "Nothing that was set differs.")
         for row in self.frame.to_dict("records"):
             both = f"{row['kind']}, seed {row['seed']}: A {_interval(row, '_a')}, B {_interval(row, '_b')}"
             if not self.paired:
@@ -52,9 +64,7 @@ class JobComparison:
                 f"{row['n_groups']:,} groups: {side}."
             )
         if not self.paired:
-            lines.append(
-                "The two judged other texts, so a difference would be one of the texts too, and none is given."
-            )
+            lines.append(_UNPAIRED[self.card["rows_are"]])
         return "\n".join(lines)
 
 
@@ -82,10 +92,12 @@ def compare_probe_jobs(
             "seed in both"
         )
     pairs = [(_rows(one, key), _rows(other, key)) for key in sorted(keys)]
-    paired = all(_same_rows(*pair) for pair in pairs)
+    found = [_rows_are(*pair) for pair in pairs]
+    kind_of_rows = next((each for each in found if each != SAME), SAME)
+    paired = kind_of_rows == SAME
     rows = [_row(key, pair, one, other, paired, n_boot, seed) for key, pair in zip(sorted(keys), pairs, strict=True)]
     card = {
-        "a": f"{one.job['name']} on {one.card['model']['name']}", "b": f"{other.job['name']} on {other.card['model']['name']}",
+        "a": _about(a, one), "b": _about(b, other), "differs": differences(_owner(one), _owner(other)), "rows_are": kind_of_rows,
         "n_boot": n_boot, "seed": seed,
     }  # fmt: skip
     return JobComparison(pd.DataFrame(rows, columns=list(COLUMNS)), paired, card)
@@ -104,12 +116,25 @@ def _rows(report: ProbeJobReport, key: tuple[str, int]) -> pd.DataFrame:
     return frame.sort_values(["text", "row"], ignore_index=True)
 
 
-def _same_rows(one: pd.DataFrame, other: pd.DataFrame) -> bool:
-    """The same texts with the same labels, grouped alike; the groups' numbers may differ."""
-    if len(one) != len(other) or not (one[["text", "label"]] == other[["text", "label"]]).to_numpy().all():
-        return False
+def _rows_are(one: pd.DataFrame, other: pd.DataFrame) -> str:
+    """The same texts with the same labels, grouped alike; the groups' numbers may differ. Else what is not the same."""
+    if sorted(one["text"]) != sorted(other["text"]):
+        return "other texts"
+    labels = [sorted(zip(each["text"], each["label"])) for each in (one, other)]
+    if labels[0] != labels[1]:
+        return "other labels"
     groups = pd.DataFrame({"a": one["group"], "b": other["group"]}).drop_duplicates()
-    return bool(groups["a"].is_unique and groups["b"].is_unique)
+    in_order = one[["text", "label"]].equals(other[["text", "label"]])
+    return SAME if in_order and groups["a"].is_unique and groups["b"].is_unique else "other groups"
+
+
+def _about(given: str | Path | ProbeJobReport, report: ProbeJobReport) -> str:
+    folder = "" if isinstance(given, ProbeJobReport) else f"{given}, "
+    return f"{folder}{report.job['name']} on {report.card['model']['name']}"
+
+
+def _owner(report: ProbeJobReport) -> dict[str, Any]:
+    return {"job": report.job, "texts": report.card.get("data"), "model": report.card["model"].get("fingerprint")}
 
 
 def _row(

@@ -1,5 +1,6 @@
 """The tables of a finished job, for its page and for its result."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +54,13 @@ class JobTables:
         others = rows_where(self.baselines, seed=seed).rename(columns={"name": "what"})
         frame = pd.concat([probes.assign(kind="probe"), others.assign(kind="baseline")], ignore_index=True)
         return frame.loc[:, [name for name in SHOWN if name in frame]]
+
+
+def rows_words(figure: Any, card: Mapping[str, Any] | None = None) -> str:
+    """`80 texts in 40 groups`; where every token is a row, `508 tokens of 80 texts in 40 groups`."""
+    n, n_texts = int(figure["n"]), int((card or {}).get("n_texts") or figure["n"])
+    what = f"{n:,} texts" if n == n_texts else f"{n:,} tokens of {n_texts:,} texts"
+    return f"{what} in {int(figure['n_groups']):,} groups"
 
 
 def rows_where(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:

@@ -11,6 +11,8 @@ out/
   probes/<kind>.safetensors  the kept probes
   stores/<key>/              recorded activations
   tasks/                     one file for each finished piece of work, named by what it is and by a hash of what decides it
+  job.json                   whose folder it is: the specification, its texts and its model
+  earlier/<n>/               reports, tables and probes of other jobs that this one replaced, where that was asked for
   log.jsonl                  how long things took; no result is in it
 
 A piece of work is used again if its hash is the same: model, texts, labels, groups, and every setting that can change it.
@@ -19,18 +21,25 @@ A changed specification therefore never meets an old result, and what is still v
 
 import contextlib
 import json
+import logging
+import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from interp import artifact
 
-REPORT, PAGE, LOG = "report.json", "report.html", "log.jsonl"
+REPORT, PAGE, LOG, OWNER = "report.json", "report.html", "log.jsonl", "job.json"
+DAMAGED = ".damaged"
+"""Ending of a task's file that could not be read."""
+
+log = logging.getLogger("interp.probe_job")
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ class JobFolder:
                 process that works there.
         """
         self._check(resume=resume)
+        is_new = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / ".lock", timeout=0)
         try:
@@ -87,6 +97,8 @@ class JobFolder:
             yield
         finally:
             lock.release()
+            if is_new and not self._holds_something():
+                shutil.rmtree(self.path)
 
     @contextlib.contextmanager
     def timed(self, step: str) -> Iterator[None]:
@@ -97,6 +109,28 @@ class JobFolder:
         line = {"step": step, "seconds": round(seconds, 2), "cpu_seconds": round(spent, 2)}
         with (self.path / LOG).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+    def move_earlier(self) -> Path:
+        """Put report, tables, probes and owner of another job aside; activations and tasks stay, for they can be shared."""
+        place = self.path / "earlier"
+        taken = [int(old.name) for old in place.glob("*") if old.name.isdigit()]
+        aside = place / str(max(taken, default=0) + 1)
+        aside.mkdir(parents=True)
+        # The report goes first: without it the rest does not count as finished.
+        for file in [
+            self.report,
+            self.page,
+            *sorted(self.path.glob("*.parquet")),
+            self.path / "probes",
+            self.path / OWNER,
+        ]:
+            if file.exists():
+                os.replace(file, aside / file.name)
+        return aside
+
+    def _holds_something(self) -> bool:
+        files = (file for file in self.path.rglob("*") if file.is_file())
+        return any(file.name not in (".lock", LOG, OWNER) for file in files)
 
     def _check(self, *, resume: bool) -> None:
         if self.path.exists() and not self.path.is_dir():
@@ -118,11 +152,24 @@ class JobFolder:
                     leftover.unlink()
 
 
+def read_task(path: Path, read: Callable[[Path], Any]) -> Any:
+    """What `read` makes of the file or folder of a finished task; None where there is none, or it is damaged.
+
+    A damaged one is moved aside with a warning, and its work is done again: it holds nothing that cannot be.
+    """
+    if not path.exists():
+        return None
+    try:
+        return read(path)
+    except (ValueError, KeyError, OSError) as error:
+        aside = path.with_name(path.name + DAMAGED)
+        if aside.is_dir():
+            shutil.rmtree(aside)
+        os.replace(path, aside)
+        log.warning("%s is damaged and is made again; it was moved to %s (%s)", path, aside.name, error)
+        return None
+
+
 def file_hash(path: Path) -> str:
     """What report.json says of a table, so that a half-replaced set of files is found out."""
     return artifact.sha256_file(path)[:32]
-
-
-def short_hash(text: str) -> str:
-    """48 bits of a text's hash: enough to find the same one again, and a card stays small."""
-    return artifact.hash_texts([text])[:12]

@@ -1,5 +1,7 @@
 """The page of a job: the question, the verdict, and only then the figures behind it."""
 
+import json
+import shlex
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ from interp import plot
 from interp.plot.probe_parts import part_intervals
 from interp.plot.probes import transfer_matrix
 from interp.probe.reading import place_name
-from interp.probe_job.fields import JobTables, rows_where
+from interp.probe_job.fields import JobTables, rows_where, rows_words
 from interp.probe_job.spec import job_names
 from interp.report import Figure, Section, Table
 
@@ -29,9 +31,17 @@ def header(report: JobTables) -> str:
     job, card = report.job, report.card
     asked = f"What would count as an answer, written before: {job['criterion']}\n\n" if job["criterion"] else ""
     return (
-        f"{asked}{card['model']['name']} read {card['n']:,} texts in {card['n_groups']:,} groups "
-        f"({', '.join(card['sets'])}); the {job['tokens']} token at {len(card['places'])} places."
+        f"{asked}{card['model']['name']} read {rows_words(card, card)} ({', '.join(card['sets'])}); "
+        f"{_tokens(job['tokens'])} at {len(card['places'])} places."
     )
+
+
+def _tokens(rule: str) -> str:
+    """What is read of each text, in words."""
+    pick, _, span = rule.partition(":")
+    within = f" of {span}" if span else ""
+    words = {"every": "every token", "mean": "the mean over tokens", "all": "all tokens"}
+    return words.get(pick, f"the {pick} token") + within
 
 
 def facts(report: JobTables) -> dict[str, Any]:
@@ -69,33 +79,75 @@ def sections(report: JobTables) -> list[Section]:
 
 
 def _verdict(report: JobTables) -> Section:
-    return Section("The answer", "\n\n".join(report.verdict))
+    notes = [f"Note: {line}" for line in report.notes.get("data", ())]
+    return Section("The answer", "\n\n".join([*report.verdict, *notes]))
 
 
 def _selected(report: JobTables) -> Section:
-    table = report.table()
-    if "site" in table:
-        table["site"] = [place_name(site) if isinstance(site, str) else site for site in table["site"]]
+    table = brief_table(report)
     seeds = report.job["seeds"]
     tables = [
         Table(
             table,
-            f"Seed {seeds[0]}: probes, and what needs no probe, on the same rows. Intervals resample groups (95 %).",
+            f"Seed {seeds[0]}: probes, and what needs no probe, on the same {rows_words(report.table().iloc[0], report.card)}. "
+            "Intervals (95 %) resample groups; p is the rank among permuted labels.",
         )
     ]
     if len(seeds) > 1:
         columns = [
             name for name in ("seed", "kind", "auroc", "low", "high", "accuracy", "n") if name in report.selected
         ]
-        tables.append(Table(report.selected.loc[:, columns], "Every seed: how much the folds decide."))
+        tables.append(Table(_with_interval(report.selected.loc[:, columns]), "Every seed: how much the folds decide."))
     controls = _controls(report)
     if not controls.empty:
-        tables.append(Table(controls, "Controls at the place that most folds chose."))
+        caption = (
+            "Controls at the place that most folds chose: AUROC of random directions and of probes fitted to permuted labels, "
+            "typical and highest; accuracy on labels dealt out to groups at random, and the accuracy beyond it (selectivity)."
+        )
+        tables.append(Table(controls.rename(columns=_HEADS), caption))
     text = (
         f"These are figures of a whole procedure: {protocol(report)}. The largest figure of a layer table is partly luck and is "
         "not among them."
     )
     return Section("Beside what it must beat", text, tables=tables)
+
+
+def brief_table(report: JobTables) -> pd.DataFrame:
+    """The table of figures, narrow enough for a page: the interval is one column."""
+    table = report.table()
+    columns: dict[str, Any] = {
+        "what": [str(what).replace("_", " ") for what in table["what"]],
+        "AUROC": table["auroc"],
+        "interval": [_interval(row) for row in table.to_dict("records")],
+        "accuracy": table["accuracy"],
+        "Brier": table["brier"],
+    }
+    if "site" in table:
+        columns["place"] = [place_name(site) if isinstance(site, str) else None for site in table["site"]]
+    if "p_permuted" in table:
+        columns["p"] = table["p_permuted"]
+    return pd.DataFrame(columns)
+
+
+def _interval(row: Any) -> str | None:
+    return f"{row['low']:.3f} to {row['high']:.3f}" if row["low"] == row["low"] else None
+
+
+def _with_interval(table: pd.DataFrame) -> pd.DataFrame:
+    """Low and high as one column behind the AUROC, and short heads."""
+    intervals = [_interval(row) for row in table.to_dict("records")]
+    table = table.drop(columns=["low", "high"])
+    table.insert(int(table.columns.get_indexer(["auroc"])[0]) + 1, "interval", pd.Series(intervals, index=table.index))
+    return table.rename(columns=_HEADS)
+
+
+_HEADS = {
+    "auroc": "AUROC", "brier": "Brier", "smooth_ece": "ECE", "n_groups": "groups", "p_permuted": "p", "bag_of_words": "words",
+    "random_direction": "random", "random_direction_max": "max", "permuted": "permuted", "permuted_max": "max ",
+    "control_accuracy": "control task", "random_low": "random from", "random_high": "to", "loss_rise": "loss",
+    "random_loss_rise": "random loss", "wrong_way": "wrong way", "n_random": "directions",
+}  # fmt: skip
+"""Heads of columns; what they mean the caption says."""
 
 
 def _controls(report: JobTables) -> pd.DataFrame:
@@ -135,7 +187,7 @@ def _places(report: JobTables) -> list[Section]:
             best = part.sort_values("auroc", ascending=False, kind="stable").head(MOST_ROWS)
             columns = ["where", "kind", "auroc", "low", "high", "n", "p_permuted"]
             caption = f"{sort}: the highest of {len(part):,} figures; a maximum is partly luck."
-            tables.append(Table(best.loc[:, columns], caption))
+            tables.append(Table(_with_interval(best.loc[:, columns]), caption))
     text = "A curve says where something can be read. Its peak is no result of its own: the place is chosen inside the folds."
     return [Section("Where", text, figures, tables)]
 
@@ -158,7 +210,8 @@ def _parts(report: JobTables) -> list[Section]:
     if len(set(own["kind"])) <= MOST_LINES:
         caption = "The held-out predictions of the table above, by part; AUROC with its 95 % interval."
         figures.append(Figure(plot.to_svg(part_intervals(own), ink="currentColor"), caption))
-    table = rows_where(own, kind=kind).drop(columns=["kind", "seed"])
+    columns = ["part", "value", "auroc", "low", "high", "accuracy", "brier", "n", "n_groups"]
+    table = _with_interval(rows_where(own, kind=kind).loc[:, columns])
     return [Section("By polarity and topic", text, figures, [Table(table, f"{kind}, part by part.")])]
 
 
@@ -179,7 +232,16 @@ def _transfer(report: JobTables) -> list[Section]:
     columns = ["by", "kind", "train", "test", "auroc", "low", "high", "n", "bag_of_words", "recovered"]
     table = report.transfer.loc[:, [name for name in columns if name in report.transfer]]
     return [
-        Section("Does it transfer?", text, figures, [Table(table, "Every cell, with the wording alone beside it.")])
+        Section(
+            "Does it transfer?",
+            text,
+            figures,
+            [
+                Table(
+                    _with_interval(table), "Every cell, with a bag of words beside it (words) and the share recovered."
+                )
+            ],
+        )
     ]
 
 
@@ -187,23 +249,50 @@ def _causal(report: JobTables) -> list[Section]:
     if report.causal is None:
         return []
     text = "\n\n".join(["Decodable is not used. " + report.verdict[0], *report.notes.get("causal", ())])
-    return [
-        Section("Is it used?", text, tables=[Table(report.causal, "Adding the direction, and random ones beside it.")])
-    ]
+    return [Section("Is it used?", text, tables=[Table(_effects(report.causal), _EFFECTS)])]
+
+
+_EFFECTS = "Adding the direction, and random ones beside it (95 % of them); changes in nats."
+
+
+def _effects(table: pd.DataFrame) -> pd.DataFrame:
+    """The band of the causal check with its intervals as one column each."""
+    found = table.copy()
+    for low, high, name in (("low", "high", "interval"), ("random_low", "random_high", "random directions")):
+        if low in found and high in found:
+            spans = [f"{a:+.3f} to {b:+.3f}" for a, b in zip(found[low], found[high], strict=True)]
+            found.insert(int(found.columns.get_indexer([low])[0]), name, pd.Series(spans, index=found.index))
+            found = found.drop(columns=[low, high])
+    shown = [name for name in found if name not in ("n_groups", "n_random", "random_loss_rise")]
+    return found.loc[:, shown].rename(columns=_HEADS)
 
 
 def _again(report: JobTables) -> Section:
     job = report.job
     bundled = job["name"] in job_names()
     source = job["name"] if bundled else f"{job['name']}.toml"
-    given = " --data FILE" if bundled and any(each["path"] for each in job["datasets"]) else ""
+    files = [str(each["path"]) for each in job["datasets"] if each["path"]] if bundled else []
+    settings = report.card.get("settings") or {}
+    words = [
+        *(f"--data {file}" for file in files),
+        *(f"--set {_quoted(key, value)}" for key, value in settings.items()),
+    ]
+    call = " ".join(["interp probe train", source, *words, "--out FOLDER"])
     text = (
-        f"On the command line: interp probe train {source}{given}\n\nThe whole specification, with what was changed by --set, "
-        "stands in report.json under job. The same call in the same folder goes on where it was, and does nothing where all is "
-        "done."
+        f"On the command line, with the folder that holds this page as FOLDER: {call}\n\nThe whole specification, with what was "
+        "changed by --set, stands in report.json under job. The same call in the same folder goes on where it was, and does "
+        "nothing where all is done; another job is refused there."
     )
-    code = f'report = interp.run_probe_job("{source}")\nreport.table()'
+    given = f", {settings!r}" if settings else ""
+    code = f'spec = interp.load_probe_spec("{source}"{given})\n'
+    code += "".join(f'spec = spec.with_data("{file}")\n' for file in files)
+    code += 'report = interp.run_probe_job(spec, "FOLDER")\nreport.table()'
     if report.probes:
         kind = next(iter(report.probes))
-        code += f'\nprobe = interp.load_probe("probes/{kind}.safetensors")  # in the folder of the job'
+        code += f'\nprobe = interp.load_probe("FOLDER/probes/{kind}.safetensors")'
     return Section("Again", text, code=code)
+
+
+def _quoted(key: str, value: Any) -> str:
+    """KEY=VALUE for a shell; the value as JSON, which TOML reads alike for texts, numbers and lists."""
+    return shlex.quote(f"{key}={value if isinstance(value, str) else json.dumps(value)}")

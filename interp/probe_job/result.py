@@ -34,7 +34,8 @@ class ProbeJobReport(JobTables):
 
     def summary(self) -> str:
         """The question, the verdict, and what stands beside it."""
-        return "\n".join([self.job["question"], *self.verdict, *self.notes.get("transfer", ())])
+        lines = [self.job["question"], *self.verdict, *self.notes.get("transfer", ())]
+        return "\n".join(lines + [f"Note: {line}" for line in self.notes.get("data", ())])
 
     def sections(self) -> list[Section]:
         """For `interp.report.write_report`."""
@@ -86,6 +87,9 @@ def load_probe_job_report(folder: str | Path) -> ProbeJobReport:
     place = JobFolder(Path(folder))
     if (place.path / "tasks").is_dir() and not place.report.is_file():
         raise ValueError(f"the job in {folder} is not finished: run it again, it goes on where it was")
+    if not place.report.is_file():
+        where = f"{folder} holds no probe job" if place.path.is_dir() else f"there is no folder {folder}"
+        raise ValueError(f"{where}: give the folder of a job (interp probe list FOLDER shows those below a folder)")
     content = artifact.read_json(place.report)
     if not isinstance(content, dict) or content.get("kind") != KIND:
         raise ValueError(f"{folder} holds no probe job")

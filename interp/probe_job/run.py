@@ -10,9 +10,11 @@ A step that is done is found again by the hash of what decides it. Nothing that 
 that was killed and a job that was not give the same bytes.
 """
 
+import contextlib
+import dataclasses
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +24,19 @@ import torch
 from jaxtyping import Float64
 
 from interp import artifact
-from interp.dataset import Dataset
+from interp.dataset import ContradictoryLabelsWarning, Dataset
 from interp.engine import as_engine, fixed_threads
 from interp.model import HookedTransformer
-from interp.probe.labelled import Labelled
+from interp.probe.joining import trained_on
+from interp.probe.labelled import Labelled, tied_sentence
 from interp.probe.likelihood import text_log_likelihood
 from interp.probe.methods import method
 from interp.probe.reading import EVERY, read_place
 from interp.probe.report import ProbeReport, as_json
 from interp.probe.sweep import probe_sweep
 from interp.probe_job import analyses
-from interp.probe_job.folder import JobFolder, short_hash
+from interp.probe_job.folder import JobFolder, read_task
+from interp.probe_job.owner import settle_owner
 from interp.probe_job.result import ProbeJobReport, load_probe_job_report
 from interp.probe_job.spec import ProbeSpec, load_probe_spec
 from interp.probe_job.stores import job_store
@@ -53,6 +57,7 @@ def run_probe_job(
     model: HookedTransformer | None = None,
     engine: Any = "local",
     resume: bool = True,
+    replace: bool = False,
     progress: Progress | None = None,
 ) -> ProbeJobReport:
     """Record what is missing, fit everything that is asked for, and write the report.
@@ -63,15 +68,17 @@ def run_probe_job(
         model: the model, if it is loaded already; None loads the one that the job names.
         engine: where places are fitted: "local", "ray", or a `RayEngine`. With Ray the folder must be readable from every
             machine.
-        resume: go on with a job that is there; False refuses one.
+        resume: go on with the same job where it was; False refuses a folder that holds a job.
+        replace: of a folder that holds another job, move its report, tables and probes to `earlier/<n>` and take its place;
+            False refuses it.
         progress: called with (step, done, in all) between two pieces of work.
 
     Returns:
         The report; the same that `load_probe_job_report(out)` reads.
 
     Raises:
-        ValueError: a specification, texts, groups, sites or kinds that do not fit; a folder that holds something else, or
-            in which another process works. What was finished before is kept.
+        ValueError: a specification, texts, groups, sites or kinds that do not fit; a folder that holds something else or
+            another job (the message lists what differs), or in which another process works. What was finished before is kept.
     """
     if not isinstance(spec, ProbeSpec):
         spec = load_probe_spec(spec)
@@ -82,11 +89,31 @@ def run_probe_job(
     data = _checked(load_texts(spec), spec)
     with folder.held(resume=resume):
         model = load(spec.model) if model is None else model
-        with folder.timed("record"):
+        settle_owner(folder, spec, data, model.fingerprint, replace=replace)
+        for note in data.card["notes"]:
+            log.warning("%s", note)
+        with folder.timed("record"), _said_already():
             store = job_store(folder, model, data, spec, engine, lambda done, total: tell("record", done, total))
         threads = int(store.card["run"]["threads"])
         with fixed_threads(threads):  # the number that the store was begun with: it can decide the last bits
             return _run(Job(folder, spec, data, model, store, tell), engine, threads)
+
+
+@contextlib.contextmanager
+def _said_already() -> Iterator[None]:
+    """While a recording runs: that texts carry both labels is a note of the job, and is said once."""
+
+    def is_new(line: logging.LogRecord) -> bool:
+        return "carry two labels" not in line.getMessage()
+
+    recording = logging.getLogger("interp.recording")
+    recording.addFilter(is_new)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ContradictoryLabelsWarning)
+            yield
+    finally:
+        recording.removeFilter(is_new)
 
 
 def _checked(data: Dataset, spec: ProbeSpec) -> Dataset:
@@ -151,13 +178,15 @@ def _texts_of_rows(job: Job) -> list[int]:
 def _log_likelihood(job: Job) -> Float64[np.ndarray, " row"]:
     key = artifact.hash_json([1, job.origin["model"], job.origin["texts"], artifact.provenance()])
     path = job.folder.task("log-likelihood", key, ".safetensors")
-    if not path.is_file():
-        found = text_log_likelihood(
-            job.model, job.data.texts, progress=lambda done, total: job.tell(LIKELIHOOD, done, total)
-        )
-        card = {"model": job.origin["model"], "texts": job.origin["texts"], "unit": "nats"}
-        artifact.save_artifact(path, LIKELIHOOD, {LIKELIHOOD: torch.from_numpy(found)}, card)
-    return artifact.load_artifact(path, LIKELIHOOD)[0][LIKELIHOOD].numpy()
+    kept = read_task(path, lambda file: artifact.load_artifact(file, LIKELIHOOD)[0][LIKELIHOOD].numpy())
+    if kept is not None:
+        return kept
+    found = text_log_likelihood(
+        job.model, job.data.texts, progress=lambda done, total: job.tell(LIKELIHOOD, done, total)
+    )
+    card = {"model": job.origin["model"], "texts": job.origin["texts"], "unit": "nats"}
+    artifact.save_artifact(path, LIKELIHOOD, {LIKELIHOOD: torch.from_numpy(found)}, card)
+    return found
 
 
 def _report(job: Job, reports: dict[int, ProbeReport]) -> ProbeJobReport:
@@ -175,19 +204,28 @@ def _report(job: Job, reports: dict[int, ProbeReport]) -> ProbeJobReport:
         transfer, sentences = analyses.transfer(job) if spec.transfer else (None, [])
     with job.folder.timed("causal"):
         use = analyses.use(job, first.probes) if spec.causal else None
+    predictions = _joined(reports, lambda each: each.predictions)
+    parts = _joined(reports, lambda each: each.parts)
+    card = _card(job, first, predictions)
+    figures = _joined(reports, lambda each: each.to_frame())
+    tied = tied_sentence(first.card)
     return ProbeJobReport(
         job=spec.to_dict(),
-        verdict=job_verdict(spec.to_dict(), selected, baselines, use.sentence if use else None),
-        figures=_joined(reports, lambda each: each.to_frame()),
+        verdict=job_verdict(spec.to_dict(), selected, baselines, use.sentence if use else None, card, figures, parts),
+        figures=figures,
         selected=selected,
         baselines=baselines,
-        parts=_joined(reports, lambda each: each.parts),
-        predictions=_joined(reports, lambda each: each.predictions),
+        parts=parts,
+        predictions=predictions,
         probes={kind: _with_training(first.probes[kind], job) for kind in spec.kept},
-        card=_card(job, first),
+        card=card,
         transfer=transfer,
         causal=use.table if use else None,
-        notes={"transfer": sentences, "causal": use.notes if use else []},
+        notes={
+            "data": [*job.data.card["notes"], *([tied] if tied else [])],
+            "transfer": sentences,
+            "causal": use.notes if use else [],
+        },
     )
 
 
@@ -201,15 +239,19 @@ def _selected(seed: int, report: ProbeReport) -> pd.DataFrame:
 
 
 def _with_training(probe: Any, job: Job) -> Any:
-    """A probe whose card says which groups it was fitted on, so that new data that shares them is refused."""
-    groups = sorted({short_hash(str(group)) for group in job.data.take(job.rows).groups or []})
-    return replace(probe, card={**probe.card, "job": job.spec.name, "trained_on": {"groups": groups}})
+    """A probe whose card says what it was fitted on, so that new data that shares texts or groups is refused."""
+    data = job.data.take(job.rows)
+    known = trained_on(data.texts, None if data.groups is None else list(map(str, data.groups)))
+    return dataclasses.replace(probe, card={**probe.card, "job": job.spec.name, "trained_on": known})
 
 
-def _card(job: Job, first: ProbeReport) -> dict[str, Any]:
+def _card(job: Job, first: ProbeReport, predictions: pd.DataFrame) -> dict[str, Any]:
+    is_tokens = job.spec.tokens.partition(":")[0] == EVERY
     sets = dict.fromkeys(str(example.meta["topic"]) for example in job.data)
     return {
-        "key": job.key, "n": first.card["n"], "positives": first.card["positives"],
+        "key": job.key, "n": first.card["n"], "n_texts": predictions["text"].nunique() if is_tokens else None,
+        "settings": job.spec.settings,
+        "positives": first.card["positives"],
         "n_groups": first.card["n_groups"], "groups_from": first.card["groups_from"], "sets": list(sets),
         "model": first.card["store"]["model"], "texts": first.card["texts"], "data": job.data.hash,
         "places": job.places, "threads": int(job.store.card["run"]["threads"]), "provenance": artifact.provenance(),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
 from interp.content import content_folder
+from interp.dataset import datasets
 from interp.dataset.truthfulqa import FORMS
 from interp.probe.methods import GRID, METHODS
 
@@ -155,6 +156,8 @@ class ProbeSpec:
     """Kinds whose probe is kept as a file; None for all."""
     name: str = "job"
     """Of the job: the file's, without its ending."""
+    settings: dict[str, Any] = field(default_factory=dict, compare=False)
+    """What was changed by `--set`; it stands in the other fields already, and tells how to run the job again."""
 
     def __post_init__(self) -> None:
         if not self.question.strip():
@@ -194,25 +197,36 @@ class ProbeSpec:
         return tuple(dict.fromkeys([*self.kinds, *(kind for each in self.transfer for kind in each.kinds)]))
 
     def with_data(self, path: str | Path) -> "ProbeSpec":
-        """The same job on a file: it fills the sets that have neither name nor path, or else replaces all of them.
+        """The same job on a file or a bundled set: it fills the sets that have neither name nor path, or else replaces all.
 
         Raises:
-            ValueError: no such file.
+            ValueError: no such file, and no bundled set of this name.
         """
         file = Path(path).expanduser()
-        if not file.is_file():
-            raise ValueError(f"{path} is a folder, not a file" if file.is_dir() else f"there is no file {path}")
-        given = str(file.resolve())
+        if file.is_file():
+            given: dict[str, Any] = {"path": str(file.resolve())}
+        elif str(path) in set(_bundled_sets()):
+            given = {"name": str(path)}
+        else:
+            near = difflib.get_close_matches(str(path), _bundled_sets(), 1)
+            hint = f"; did you mean the bundled set {near[0]!r}?" if near else f" and no bundled set {str(path)!r}"
+            raise ValueError(f"{path} is a folder, not a file" if file.is_dir() else f"there is no file {path}{hint}")
         open_places = [each for each in self.datasets if each.name is None and each.path is None]
-        filled = tuple(replace(each, path=given) if each in open_places else each for each in self.datasets)
-        return replace(self, datasets=filled if open_places else (TextSpec(path=given),))
+        filled = tuple(replace(each, **given) if each in open_places else each for each in self.datasets)
+        return replace(self, datasets=filled if open_places else (TextSpec(**given),))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, for the report; of files only the names, for where they lie says nothing about a figure."""
         values = asdict(self)
+        del values["settings"]
         for each in values["datasets"]:
             each["path"] = each["path"] and Path(each["path"]).name
         return _plain(values)
+
+
+def _bundled_sets() -> list[str]:
+    """The bundled sets of labelled texts."""
+    return [str(row["name"]) for row in datasets().to_dict("records") if row["kind"] == "statements"]
 
 
 def job_names() -> list[str]:
@@ -245,9 +259,11 @@ def load_probe_spec(source: str | Path, settings: Mapping[str, Any] | None = Non
         if values.get(table) is False:
             del values[table]
     values.setdefault("name", path.stem)
+    if isinstance(values.get("datasets"), str | dict):
+        values["datasets"] = [values["datasets"]]
     if isinstance(values.get("datasets"), list):
         values["datasets"] = [_text_values(each, path.parent) for each in values["datasets"]]
-    return _build(ProbeSpec, values, path.name)
+    return replace(_build(ProbeSpec, values, path.name), settings=dict(settings or {}))
 
 
 def _locate(source: str | Path) -> Path:
@@ -287,7 +303,7 @@ def _text_values(value: Any, folder: Path) -> Any:
 
 
 def _build(kind: Any, values: Mapping[str, Any], where: str) -> Any:
-    known = {each.name: each for each in fields(kind)}
+    known = {each.name: each for each in fields(kind) if each.compare}
     for key in values:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)

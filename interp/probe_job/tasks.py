@@ -25,7 +25,7 @@ from interp.engine import as_engine, fixed_threads, run_tasks
 from interp.probe.place import PlaceResult, fit_place
 from interp.probe.plan import SweepPlan, sweep_plan
 from interp.probe.reading import place_name
-from interp.probe_job.folder import JobFolder
+from interp.probe_job.folder import JobFolder, read_task
 from interp.store import Store, open_store
 
 KIND = "probe task"
@@ -48,17 +48,8 @@ class TaskFiles:
         return self.folder.task(f"{place_name(place)} {kind} seed {self.seed}", key, ".safetensors")
 
     def get(self, place: str, kind: str) -> PlaceResult | None:
-        """A finished result, None where there is none.
-
-        Raises:
-            ValueError: a file that is damaged; the message names it.
-        """
-        path = self.path(place, kind)
-        if not path.is_file():
-            return None
-        tensors, card = artifact.load_artifact(path, KIND)
-        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
-        return PlaceResult.from_arrays(arrays, card["result"])
+        """A finished result, None where there is none or its file is damaged."""
+        return read_task(self.path(place, kind), _result)
 
     def put(self, place: str, kind: str, result: PlaceResult) -> None:
         """Keep a result, whole or not at all."""
@@ -71,11 +62,16 @@ class TaskFiles:
         )
 
     def missing(self, place: str, kinds: Sequence[str]) -> tuple[str, ...]:
-        """The kinds that are not done at a place."""
-        return tuple(kind for kind in kinds if not self.path(place, kind).is_file())
+        """The kinds that are not done at a place. Files are read, so that a damaged one is found before the work begins."""
+        return tuple(kind for kind in kinds if self.get(place, kind) is None)
 
     def _card(self, place: str, kind: str) -> dict[str, Any]:
         return {"place": place, "kind": kind, "seed": self.seed, **self.decides}
+
+
+def _result(path: Path) -> PlaceResult:
+    tensors, card = artifact.load_artifact(path, KIND)
+    return PlaceResult.from_arrays({name: tensor.numpy() for name, tensor in tensors.items()}, card["result"])
 
 
 @dataclass(frozen=True)

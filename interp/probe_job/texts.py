@@ -6,34 +6,78 @@
 4. Of too many texts whole groups are drawn, so that no group is halved.
 """
 
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from interp.dataset import Dataset, Example, Question, load_dataset, load_truthfulqa
+from interp.dataset import (
+    ContradictoryLabelsWarning,
+    Dataset,
+    Example,
+    Question,
+    load_dataset,
+    load_truthfulqa,
+)
 from interp.dataset.group_rule import groups_by_rule
+from interp.probe.inputs import fold
 from interp.probe_job.spec import ProbeSpec, TextSpec
 
+_HEAD = 20_000
+"""Characters of a file that tell whose it is."""
 CONTROL = "control"
 """Column that says of a row whether its label means something else on purpose."""
 
 
 def load_texts(spec: ProbeSpec) -> Dataset:
-    """The labelled texts of a job.
+    """The labelled texts of a job; what was found wrong with their labels stands in `card["notes"]`, not in a warning.
 
     Raises:
         ValueError: a set that is not there or not given, no labels or groups, a rule that does not match, no row left.
     """
-    parts = [_read(each, spec.select) for each in spec.datasets]
+    with _contradictions_into(notes := []):
+        parts = [_read(each, spec.select) for each in spec.datasets]
     examples = [example for part in parts for example in part]
     columns = dict.fromkeys(name for example in examples for name in example.meta)
     # Every row has every column: a store holds a rectangle.
     filled = [replace(each, meta={name: each.meta.get(name) for name in columns}) for each in examples]
     if spec.max_texts is not None and len(filled) > spec.max_texts:
         filled = _draw_groups(filled, spec.max_texts)
-    return Dataset(spec.name, tuple(filled), {"name": spec.name, "kind": "job", "sets": [part.name for part in parts]})
+    if not notes:
+        notes = _contradictions(filled)
+    card = {"name": spec.name, "kind": "job", "sets": [part.name for part in parts], "notes": notes}
+    return Dataset(spec.name, tuple(filled), card)
+
+
+@contextlib.contextmanager
+def _contradictions_into(notes: list[str]) -> Iterator[None]:
+    """What the readers warn of, each sentence once; other warnings stay warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ContradictoryLabelsWarning)
+        yield
+    for each in caught:
+        if not issubclass(each.category, ContradictoryLabelsWarning):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        elif str(each.message) not in notes:
+            notes.append(str(each.message))
+
+
+def _contradictions(examples: Sequence[Example]) -> list[str]:
+    """Texts of several sets that carry both labels: no reader of one set sees them."""
+    labels: dict[str, set[int | None]] = {}
+    for each in examples:
+        labels.setdefault(fold(each.text or ""), set()).add(each.label)
+    both = [text for text, found in labels.items() if len(found) > 1]
+    if not both:
+        return []
+    return [
+        f"{len(both)} texts carry both labels in the joined sets, case and spacing aside ({both[0]!r}, for example): nothing "
+        "can be right on all of their rows"
+    ]
 
 
 def _read(spec: TextSpec, select: dict[str, Any]) -> Dataset:
@@ -48,7 +92,7 @@ def _read(spec: TextSpec, select: dict[str, Any]) -> Dataset:
 
 def _statements(source: str | Path, spec: TextSpec) -> Dataset:
     if spec.form is not None:
-        return _answers(source, spec.form)
+        return truthfulqa_statements(source, spec.form)
     data = load_dataset(source, text=spec.text, label=spec.label, group=spec.group, require_labels=True)
     if spec.group_rule is not None:
         data = _grouped(data, spec.group_rule)
@@ -60,8 +104,8 @@ def _statements(source: str | Path, spec: TextSpec) -> Dataset:
     return data
 
 
-def _answers(source: str | Path, form: str) -> Dataset:
-    """Each answer behind its question is a text; a question is a group."""
+def truthfulqa_statements(source: str | Path, form: str = "statements") -> Dataset:
+    """TruthfulQA's own file as labelled texts. Each answer behind its question is a text; a question is a group."""
     found = load_truthfulqa(source, form)
     if isinstance(found, Dataset):
         return found
@@ -71,6 +115,19 @@ def _answers(source: str | Path, form: str) -> Dataset:
         for at, option in enumerate(question.options)
     )
     return Dataset(Path(source).stem, examples, {"name": Path(source).stem, "kind": "file"})
+
+
+def is_truthfulqa(path: str | Path) -> bool:
+    """Whether a file has the columns, or the keys, of TruthfulQA's own ones."""
+    file = Path(path).expanduser()
+    if not file.is_file() or file.suffix.lower() not in (".csv", ".json"):
+        return False
+    with file.open(encoding="utf-8", errors="replace") as opened:
+        start = opened.read(_HEAD)
+    if file.suffix.lower() == ".json":
+        return start.lstrip().startswith("[") and '"question"' in start and '"mc1_targets"' in start
+    head = start.splitlines()[0] if start else ""
+    return all(name in head for name in ("Question", "Correct Answers", "Incorrect Answers"))
 
 
 def _about(question: Question) -> dict[str, Any]:

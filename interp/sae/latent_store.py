@@ -3,7 +3,7 @@
 1. `latent_store(store, sae)` checks that the two belong together: model, site, width and scale of the activations.
 2. It runs the SAE over the store once and notes which latents fire at all. The others are zero in every row; they are left
    out, and `latents` says which number each column has. Nothing else is kept: rows are encoded when they are read.
-3. `probe_sweep(latent_store(store, sae), sites=...)` then works as on the store. The one site has the name that the
+3. `probe_sweep(latent_store(store, sae))` then works as on the store. The one site has the name that the
    latents have inside the model (`model.splice`). The mean of a text is the mean of its latents, not the latents of its
    mean.
 4. A probe of latents is of use outside: `widened_probe` reads all latents of a spliced model, `latents_to_stream` is what
@@ -157,7 +157,7 @@ class LatentStore:
 
 
 @torch.no_grad()
-def latent_store(store: Store, sae: SAE) -> LatentStore:
+def latent_store(store: Store | Any, sae: SAE | Any) -> LatentStore:
     """Read a store through an SAE.
 
     Args:
@@ -165,9 +165,15 @@ def latent_store(store: Store, sae: SAE) -> LatentStore:
         sae: an SAE or transcoder that reads one site.
 
     Raises:
-        ValueError: an SAE of several sites or that does not say its site; another model, width or scale than the store's;
-            a store without the site, or of averages alone; an SAE of which no latent fires.
+        ValueError: no store or no SAE; an SAE of several sites or that does not say its site; another model, width or scale
+            than the store's; a store without the site, or of averages alone; an SAE of which no latent fires.
     """
+    for value, kind, mend in (
+        (store, Store, "interp.record or open_store gives one"),
+        (sae, SAE, "load_sae or train_sae gives one"),
+    ):
+        if not isinstance(value, kind):
+            raise ValueError(f"latent_store(store, sae) needs a {kind.__name__}, got {type(value).__name__}: {mend}")
     _check_match(store, sae)
     reads, single = sae.sites[0], np.flatnonzero(store.tokens["position"].to_numpy() >= 0)
     if not len(single):

@@ -26,6 +26,11 @@ from interp.store import Store
 
 def vector_of_probe(probe: Probe, model: HookedTransformer, site: str | None, reference: object) -> SteeringVector:
     """The steering vector of a linear probe; see `steering_vector`."""
+    if probe.site is not None and probe.site.endswith((".hook_sae_acts_post", ".sae_acts_post")):
+        raise ValueError(
+            "this probe reads the latents of an SAE, and a steering vector stands in the stream: "
+            "interp.latents_to_stream(sae, probe) is what the decoder makes of its direction, for interp.Steer"
+        )
     if probe.direction is None:
         raise ValueError(
             f"a probe of kind {probe.kind!r} has no direction to add: fit a linear kind, such as 'mass_mean' or 'logistic'"

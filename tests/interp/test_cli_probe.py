@@ -1,5 +1,6 @@
 """`interp probe`: jobs, kept probes, comparisons; what is wrong is one line and status 2."""
 
+import dataclasses
 import json
 import re
 import signal
@@ -80,7 +81,12 @@ def test_train_reads_a_file_in_place_of_the_sets(
         (["evaluate", "x.safetensors"], "--store, or --data"),
         (["evaluate", "x.safetensors", "--data", "capitals"], "needs --model"),
         (["evaluate", "x.safetensors", "--store", "nowhere"], "nowhere"),
-        (["compare", "nowhere", "nobody"], "nowhere"),
+        (["compare", "nowhere", "nobody"], "there is no folder nowhere"),
+        (["show", "."], "holds no probe job"),
+        (["list", "nowhere"], "there is no folder nowhere"),
+        (["train", "truth", "--data", "capitols"], "did you mean the bundled set 'capitals'?"),
+        (["lint", "nowhere.csv", "--form", "mc1"], "nowhere.csv"),
+        (["evaluate", "x", "--data", "y", "--model", "z", "--group", "a", "--group-rule", "b"], "not both"),
         (["show", "nowhere.safetensors"], "nowhere.safetensors"),
     ],
 )
@@ -103,6 +109,11 @@ def test_a_wrong_call_is_status_2(
     [
         ("folds=4", ("folds", 4)),
         ("kinds=['lda', 'ccs']", ("kinds", ["lda", "ccs"])),
+        ("kinds=[logistic,ttpd]", ("kinds", ["logistic", "ttpd"])),  # what a shell leaves of ['logistic','ttpd']
+        ("kinds=logistic,ttpd", ("kinds", ["logistic", "ttpd"])),
+        ("sites=resid_post:3,z:5.*", ("sites", ["resid_post:3", "z:5.*"])),
+        ("C=0.1,1", ("C", [0.1, 1])),
+        ("question=Is it so, or not?", ("question", "Is it so, or not?")),
         ("causal=false", ("causal", False)),
         ("sites=resid_post:3", ("sites", "resid_post:3")),
         ("controls.n=40", ("controls.n", 40)),
@@ -119,9 +130,12 @@ def test_list_shows_bundled_jobs_runs_and_unfinished_ones(folder: Path, capsys: 
     found = json.loads(capsys.readouterr().out)
     assert "truth" in [job["job"] for job in found["jobs"]]
     assert [Path(row["folder"]).name for row in found["runs"]] == ["begun", "both", "first"]
-    assert [row["state"] == "finished" for row in found["runs"]] == [False, True, True]
+    assert [row["state"] for row in found["runs"]] == ["unfinished", "finished", "finished"]
+    assert [(row["kind"], row["n"]) for row in found["probes"]] == [("lda", 64), ("logistic", 64)] * 2
     assert status(["probe", "list", str(folder)]) == 0
-    assert "is not finished" in said(capsys)
+    text = said(capsys)
+    assert "unfinished" in text
+    assert "64.0" not in text
 
 
 def test_show_a_probe_and_a_job(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +157,8 @@ def test_evaluate_on_new_groups_and_refuse_old_ones(
     call = ["probe", "evaluate", probe, "--model", "tiny", "--data", str(tmp_path / "new.csv")]
     assert status(call) == 0
     text = said(capsys)
-    assert "None of the 12 groups is among those that the probe was fitted on." in text
+    assert "None of the 48 texts, and none of the 12 groups, is among those that the probe was fitted on." in text
+    assert "polarity negated: AUROC" in text
     assert "Bag of words of these texts, fitted on them: " in text
     assert status([*call, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)["figures"]
@@ -151,10 +166,73 @@ def test_evaluate_on_new_groups_and_refuse_old_ones(
     assert figures[0]["n"] == 48
     statements(12, first=10).to_csv(tmp_path / "new.csv", index=False)
     assert status(call) == 2
-    assert "6 of 12 groups are among those that the probe was fitted on" in capsys.readouterr().err
+    assert "24 of 48 texts and 6 of 12 groups are among those" in capsys.readouterr().err
+    assert status([*call, "--drop-seen"]) == 0
+    assert "Their 24 rows were left out: n = 24 of 48 rows are left." in said(capsys)
+    statements(12, first=10).assign(group="other " + statements(12)["group"]).to_csv(tmp_path / "new.csv", index=False)
+    assert status(call) == 2  # the same texts under other names
+    assert "24 of 48 texts and 0 of 12 groups are among those" in capsys.readouterr().err
     store = next((folder / "both" / "stores").iterdir())
     assert status(["probe", "evaluate", probe, "--store", str(store)]) == 2
     assert "16 of 16 groups" in capsys.readouterr().err
+    assert status(["probe", "evaluate", probe, "--store", str(store), "--drop-seen"]) == 2
+    assert "no row is left" in capsys.readouterr().err
+
+
+def test_evaluate_needs_groups_or_a_rule(
+    folder: Path, tmp_path: Path, tiny_loads: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    probe = str(folder / "both" / "probes" / "logistic.safetensors")
+    bare = tmp_path / "bare.csv"
+    statements(12, first=20).drop(columns=["group", "pair"]).to_csv(bare, index=False)
+    call = ["probe", "evaluate", probe, "--model", "tiny", "--data", str(bare)]
+    assert status(call) == 2
+    assert "--group-rule" in capsys.readouterr().err
+    assert status([*call, "--group-rule", r"Item (\d+)"]) == 0
+    assert "n = 48 in 12 groups" in said(capsys)
+    assert status([*call, "--group", "rows"]) == 0
+    assert "n = 48 in 48 groups" in said(capsys)
+
+
+def test_of_a_store_the_rows_that_were_seen_are_left_out(folder: Path, tmp_path: Path) -> None:
+    probe = interp.load_probe(folder / "both" / "probes" / "logistic.safetensors")
+    data = interp.load_dataset(_csv(tmp_path, statements(12, first=10)))
+    store = interp.record(tiny_model(), data, probe.site, "last", path=tmp_path / "store", progress=False)
+    found = evaluate_probe(probe, store, drop_seen=True)
+    assert (found.figure.n, found.card["left_out"]) == (24, 24)
+    alone = evaluate_probe(probe, store.select(texts=range(24, 48)))
+    assert found.figure == alone.figure
+    assert found.predictions["text"].tolist() == data.texts[24:]
+
+
+def test_a_card_that_does_not_say_what_was_seen_is_said_first(folder: Path, tmp_path: Path) -> None:
+    probe = interp.load_probe(folder / "both" / "probes" / "logistic.safetensors")
+    card = {key: value for key, value in probe.card.items() if key != "trained_on"}
+    data = interp.load_dataset(_csv(tmp_path, statements(12)))
+    found = evaluate_probe(dataclasses.replace(probe, card=card), data, tiny_model())
+    assert "may have been trained on these texts" in found.summary().splitlines()[0]
+    old = {**card, "trained_on": {"groups": probe.card["trained_on"]["groups"]}}
+    with pytest.raises(ValueError, match="12 of 12 groups"):
+        evaluate_probe(dataclasses.replace(probe, card=old), data, tiny_model())
+
+
+def test_of_parts_that_disagree_the_average_says_nothing(folder: Path, tmp_path: Path) -> None:
+    probe = interp.load_probe(folder / "both" / "probes" / "logistic.safetensors")
+    frame = statements(24, first=30)
+    negated = frame["polarity"] == "negated"
+    mixed = frame.assign(label=frame["label"].where(~negated, 1 - frame["label"])).drop(columns=["pair", "topic"])
+    found = evaluate_probe(probe, interp.load_dataset(_csv(tmp_path, mixed)), tiny_model())
+    parts = found.parts.set_index("value")
+    assert parts.loc["affirmative", "low"] > 0.5
+    assert parts.loc["negated", "high"] < 0.5
+    assert "The parts disagree" in found.summary()
+    assert "wrong way round" not in found.summary()
+
+
+def _csv(folder: Path, frame: pd.DataFrame) -> Path:
+    path = folder / "statements.csv"
+    frame.to_csv(path, index=False)
+    return path
 
 
 def test_evaluation_is_the_probes_own_and_keeps_its_sign(folder: Path) -> None:
@@ -206,7 +284,14 @@ def test_jobs_on_other_texts_stand_beside_each_other(folder: Path, tmp_path: Pat
     assert found.to_frame()["kind"].tolist() == ["logistic"]
     assert found.to_frame()["difference"].isna().all()
     assert "judged other texts" in found.summary()
-    other = run_small(tmp_path / "small.toml", tmp_path / "out", {"sites": "resid_post:0", "kinds": ["mass_mean"]})
+    assert str(tmp_path / "out") in found.summary()
+    flipped = statements().assign(label=1 - statements()["label"])
+    run_small(write_job(tmp_path / "flipped", JOB, flipped), tmp_path / "flipped" / "out", {"sites": "resid_post:0"})
+    asked = compare_probe_jobs(folder / "first", tmp_path / "flipped" / "out")
+    assert "the same texts, other labels" in asked.summary()
+    assert "kinds: ['logistic', 'lda'] -> ['logistic', 'mass_mean']" in asked.summary()
+    settings = {"sites": "resid_post:0", "kinds": ["mass_mean"]}
+    other = run_small(tmp_path / "small.toml", tmp_path / "out", settings, replace=True)
     with pytest.raises(ValueError, match="no kind and seed in common"):
         compare_probe_jobs(folder / "both", other)
 
@@ -224,6 +309,43 @@ def test_lint_says_what_a_file_does_to_a_probe(tmp_path: Path, capsys: pytest.Ca
     assert status(["probe", "lint", str(file)]) == 1
     assert "ERROR" in capsys.readouterr().out
     assert status(["probe", "lint", str(tmp_path / "nowhere.csv")]) == 2
+
+
+def test_lint_reads_truthfulqa_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head = "Type,Category,Question,Best Answer,Best Incorrect Answer,Correct Answers,Incorrect Answers,Source\n"
+    lines = [f"Adversarial,Things,Is {i} one?,Yes {i},No {i},Yes {i}; Yes so,No {i}; Never,x" for i in range(8)]
+    (tmp_path / "TruthfulQA.csv").write_text(head + "\n".join(lines) + "\n")
+    assert status(["probe", "lint", str(tmp_path / "TruthfulQA.csv"), "--json"]) in (0, 1)
+    assert json.loads(capsys.readouterr().out)["n"] == 32
+    rows = [
+        {
+            "question": f"Is {i} one?",
+            "mc1_targets": {f"Yes {i}": 1, "No": 0},
+            "mc2_targets": {f"Yes {i}": 1, "No": 0, "Never": 0},
+        }
+        for i in range(8)
+    ]
+    (tmp_path / "mc_task.json").write_text(json.dumps(rows))
+    assert status(["probe", "lint", str(tmp_path / "mc_task.json"), "--json"]) in (0, 1)
+    assert json.loads(capsys.readouterr().out)["n"] == 24
+    assert status(["probe", "lint", str(tmp_path / "mc_task.json"), "--form", "mc1", "--json"]) in (0, 1)
+    assert json.loads(capsys.readouterr().out)["n"] == 16
+
+
+def test_a_changed_job_has_a_folder_of_its_own(
+    tmp_path: Path, tiny_loads: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    call = ["probe", "train", str(write_job(tmp_path)), "--set", "sites=resid_post:1"]
+    assert status([*call, "--set", "kinds=logistic,lda"]) == 0
+    assert status([*call, "--set", "kinds=lda"]) == 0
+    folders = sorted(path.name for path in Path("runs").iterdir())
+    assert len(folders) == 2
+    assert all(re.fullmatch("small-[0-9a-f]{6}", name) for name in folders)
+    page = next(Path("runs").glob("*/report.html")).read_text()
+    assert "--set sites=resid_post:1 --set" in page
+    assert status([*call, "--out", f"runs/{folders[0]}"]) == 2
+    assert "holds another job" in capsys.readouterr().err
 
 
 def test_ctrl_c_lets_the_work_under_way_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

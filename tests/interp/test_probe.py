@@ -237,8 +237,9 @@ def test_a_text_in_two_groups_is_said(caplog: pytest.LogCaptureFixture) -> None:
     X, y, groups = planted(40, 6)
     texts = ["the same", *(f"text {i}" for i in range(1, 39)), "the same"]
     report = probe_sweep(MemoryStore([X], frame_of(y, groups, texts)), n_boot=100, n_controls=1)
-    assert "1 texts stand in more than one group" in caplog.text
+    assert "1 texts stand in more than one group: 2 groups were tied into 1" in caplog.text
     assert "1 texts stand in more than one group" in report.summary()
+    assert (report.card["texts_in_several_groups"], report.card["groups_tied"]) == (1, [2, 1])
 
 
 def test_a_sweep_reads_a_recorded_store_and_other_groups() -> None:

@@ -19,8 +19,13 @@ def find_imbalance(table: Table) -> list[Finding]:
     """No labels, one class, a larger class, parts with a larger class, and an order that tells the label."""
     if table.y is None:
         effect = "No probe can be fitted, and only the texts were looked at here."
-        mend = "Name the column with label=..., or add one of 0 and 1."
+        mend = (
+            f"The columns are {', '.join(map(str, table.frame.columns))}: name the one with the labels (label=..., or --label on "
+            "the command line), or add one of 0 and 1."
+        )
         return [Finding("no_labels", "error", "The set has no labels.", len(table.texts), effect, mend)]
+    if not table.both and table.strange:
+        return []  # the other label may be among those that could not be read, which has been said
     if not table.both:
         word, n = ("true" if table.y[0] else "false"), len(table.texts)
         mend = "Add rows of the other label."
@@ -99,7 +104,7 @@ def _order(table: Table) -> list[Finding]:
             code="label_order",
             severity="note",
             what=f"The labels {how}: {runs:,} runs where chance order has {expected:,.0f}; the row number has AUROC "
-            f"{value:.3f}.",
+            f"{value:.3f} (95 % {low:.3f} to {high:.3f}, n = {n:,} in {int(table.codes.max()) + 1:,} groups).",
             count=n,
             effect=f"None on folds drawn by group. A cut at 80 % of the rows trains on {first:.2f} true and tests on "
             f"{rest:.2f}; the row before has the same label in {neighbour:.2f}.",

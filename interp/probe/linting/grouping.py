@@ -8,10 +8,10 @@ import numpy as np
 
 from interp.dataset.group_rule import QUOTED, groups_by_rule
 from interp.dataset.rows import FIXED, plain
-from interp.probe.inputs import MIN_GROUPS
+from interp.probe.inputs import MIN_GROUPS, fold
 from interp.probe.linting.balance import PARTS
 from interp.probe.linting.findings import Finding
-from interp.probe.linting.table import Table, fold, told
+from interp.probe.linting.table import Table, told
 
 _LARGE = 0.2  # share of the rows in one group that makes folds uneven
 _PAIRED = 0.5  # share of the groups with both labels from which on a set is taken for a paired one

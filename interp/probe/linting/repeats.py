@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
+from interp.probe.inputs import tie_texts
 from interp.probe.linting.findings import Finding
 from interp.probe.linting.table import Table
 
@@ -59,7 +60,12 @@ def _conflicts(table: Table, conflicting: list[list[int]]) -> Finding:
 
 
 def _across(table: Table, across: list[list[int]]) -> Finding:
-    extra, figures, effect = sum(len(rows) - 1 for rows in across), {}, "The copies stand on both sides of a split."
+    extra, figures = sum(len(rows) - 1 for rows in across), {}
+    left = int(tie_texts(table.codes, table.texts)[0].max()) + 1
+    effect = (
+        f"The sweep ties groups that share a text into one, and {left:,} of {int(table.codes.max()) + 1:,} are left; a split by "
+        "the groups as they are has the copies on both sides."
+    )
     again = {row for rows in across for row in rows[1:]}
     if table.both and extra >= _FEW * len(table.texts):
         once = np.array([row for row in range(len(table.texts)) if row not in again])
@@ -67,8 +73,8 @@ def _across(table: Table, across: list[list[int]]) -> Finding:
         if every is not None and single is not None:
             figures = {"with": every.auroc, "without": single.auroc}
             effect += (
-                f" Words alone reach AUROC {every.auroc:.3f} with all rows and {single.auroc:.3f} (95 % {single.low:.3f} to "
-                f"{single.high:.3f}) with each of these texts once."
+                f" There words alone reach AUROC {every.auroc:.3f} with all rows and {single.auroc:.3f} (95 % "
+                f"{single.low:.3f} to {single.high:.3f}) with each of these texts once."
             )
     where = "more than one group" if table.groups is not None else "the set more than once"
     return Finding(

@@ -22,8 +22,8 @@ from interp.dataset.group_rule import groups_by_rule
 from interp.dataset.load import existing_file
 from interp.dataset.rows import FIXED, column, labels, plain
 from interp.probe.controls import text_baseline
-from interp.probe.figures import Figure, Resamples, auroc
-from interp.probe.inputs import ROWS
+from interp.probe.figures import ENDS, Figure, Resamples, auroc
+from interp.probe.inputs import ROWS, fold
 from interp.probe.linting.findings import Finding
 
 SHOWN = 3
@@ -53,6 +53,8 @@ class Table:
     seed: int
     n_folds: int
     n_boot: int
+    strange: bool = False
+    """Whether rows were left out for a label that could not be read."""
     figures: list[dict[str, Any]] = field(default_factory=list)
     """What was measured, in order."""
     not_measured: list[str] = field(default_factory=list)
@@ -129,10 +131,16 @@ class Table:
         return self._done[what, split]
 
     def direct(self, what: str, score: Shaped[np.ndarray, " row"]) -> tuple[float, float, float]:
-        """AUROC of a score as it is, nothing fitted, with the interval over groups; kept in `figures`."""
+        """AUROC of a score as it is, nothing fitted, with the interval over groups; kept in `figures`.
+
+        A group that is drawn twice is compared with its own copy, so that pairs within groups count too often in the
+        draws. For a score that hardly varies between groups, such as the row number, that moves the interval past the
+        figure; the mean of the draws is therefore moved back onto it.
+        """
         assert self.y is not None
         values = score.astype(float)
-        found, (low, high) = float(auroc(values, self.y)[0]), self.draws.interval(values, self.y)
+        found, drawn = float(auroc(values, self.y)[0]), self.draws.drawn(values, self.y)
+        low, high = np.clip(np.nanquantile(drawn, ENDS) + found - np.nanmean(drawn), 0.0, 1.0).tolist()
         self._keep(what, "none", found, low, high, len(values), int(self.codes.max()) + 1)
         return found, low, high
 
@@ -145,11 +153,6 @@ class Table:
         """Hash of texts, labels and groups, 32 hex digits."""
         y = None if self.y is None else self.y.tolist()
         return hash_json([self.texts, y, self.groups])
-
-
-def fold(text: str) -> str:
-    """A text without what does not change its meaning: case and spacing."""
-    return " ".join(text.casefold().split())
 
 
 def shortened(value: object) -> str:
@@ -229,6 +232,7 @@ def make_table(
         seed=seed,
         n_folds=n_folds,
         n_boot=n_boot,
+        strange=any(each.code == "strange_label" for each in findings),
     )
     return table, findings + found
 
@@ -260,7 +264,7 @@ def _labels(values: list[Any], name: str) -> tuple[Int[np.ndarray, " row"], Bool
             "strange_label",
             strange,
             "a label that is neither 0/1, true/false nor yes/no",
-            "Map the two classes to 1 and 0.",
+            "Map the two classes to 1 and 0, -1 to 0." if "-1" in read else "Map the two classes to 1 and 0.",
         ),
     ):
         rows = np.flatnonzero(bad)

@@ -177,6 +177,7 @@ def test_duplicates_within_groups_are_a_note_and_across_groups_a_measured_leak()
     assert (across.severity, across.count) == ("warning", 120)
     assert across.figures["with"] > 0.8
     assert across.figures["without"] < 0.65
+    assert "ties groups that share a text into one, and 40 of 80 are left" in across.effect
 
 
 # ------------------------------------------------------------------------------------------------------- balance
@@ -195,8 +196,27 @@ def test_unbalanced_labels_topics_and_files_in_order_are_found() -> None:
     found = lint(frame.sort_values("label", ignore_index=True)).finding("label_order")
     assert (found.figures["runs"], found.figures["auroc"]) == (2, 1.0)
     assert "trains on 0.38 true and tests on 1.00" in found.effect
+    assert "n = 480 in 60 groups" in found.what
     turns = frame.sort_values(["group", "label"], ignore_index=True).groupby(["group", "label"]).head(1)
     assert "alternate" in lint(turns).finding("label_order").what
+
+
+def test_the_interval_of_the_row_number_holds_its_figure() -> None:
+    """Pairs in a row, the true statement first: groups that are drawn twice must not move the interval past the figure."""
+    rows = [{"text": f"w{i} is {i % 2}", "label": 1 - i % 2, "group": f"g{i // 2}"} for i in range(80)]
+    found = lint(pd.DataFrame(rows)).finding("label_order").figures
+    assert found["auroc"] == pytest.approx(0.5 - 0.5 / 40)
+    assert found["low"] < found["auroc"] < found["high"] < 0.5
+
+
+def test_labels_of_minus_one_and_one_are_one_finding() -> None:
+    frame = clean(12)
+    report = lint(frame.assign(label=2 * frame["label"] - 1))
+    assert "one_class" not in codes(report)
+    assert "-1 to 0" in report.finding("strange_label").mend
+    missing = lint(frame.rename(columns={"label": "truth"})).finding("no_labels").mend
+    assert missing.startswith("The columns are text, truth, group")
+    assert "label=..., or --label on the command line" in missing
 
 
 def test_sets_without_labels_or_with_one_are_looked_at_as_far_as_they_go() -> None:

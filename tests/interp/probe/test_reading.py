@@ -226,6 +226,8 @@ def test_what_cannot_be_read_is_refused(store: Store) -> None:
         read_place(store, "z:0.*")
     with pytest.raises(ValueError, match="reads is 'row' or 'tokens'"):
         read_place(store, "z:0", reads="rows")
+    with pytest.raises(ValueError, match="'last', 'first' or 'mean' for one a text, 'every' for each token a row"):
+        read_place(store, "z:0", "all")
     with pytest.raises(ValueError, match="cannot be read from a store"):
         read_place(store, "z:0", "every:answer")
     short = record(tiny_model("llama"), ["a", "longer"], sites="resid_post:1", progress=False)

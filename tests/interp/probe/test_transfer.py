@@ -73,6 +73,10 @@ def test_a_probe_of_affirmative_statements_alone_inverts_and_one_of_both_works(t
     said = turning.explain()
     assert sum("inverted" in line for line in said) == 4
     assert all("Trained on all it is" in line for line in said)
+    words = turning.baselines.set_index(["train", "test"])
+    for line in said:  # the words are named where they are told from 1/2
+        train, test = line.partition("trained on ")[2].partition(": ")[0].split(", tested on ")
+        assert ("the words alone" in line) == (not words.loc[(train, test), "chance"])
     assert "inverted" in turning.summary()
     assert set(turning.selected["place"]) == {SITE.format(1)}
     assert turning.selected["chance"].sum() == 0

@@ -9,11 +9,12 @@ import pandas as pd
 import pytest
 from filelock import FileLock
 from probe_jobs import JOB, finished_bytes, run_small, statements, write_job
+from tiny import tiny_model
 
 from interp import artifact
 from interp.probe.fit import load_probe
 from interp.probe.sweep import probe_sweep
-from interp.probe_job import load_probe_job_report
+from interp.probe_job import load_probe_job_report, load_probe_spec, run_probe_job
 from interp.probe_job.result import FILES, TABLES
 from interp.probe_job.verdict import job_verdict
 from interp.store import open_store
@@ -123,7 +124,7 @@ def places_to_fit(spec: Path, out: Path, settings: dict[str, Any]) -> int:
             raise Stopped(total if step == "fit" else 0)
 
     with pytest.raises(Stopped) as caught:
-        run_small(spec, out, settings, progress=stop)
+        run_small(spec, out, settings, progress=stop, replace=True)
     return int(caught.value.args[0])
 
 
@@ -152,12 +153,83 @@ def test_a_changed_job_fits_again_what_the_change_decides(
 def test_a_changed_job_is_not_served_what_is_stale(done: Path, tmp_path: Path) -> None:
     change = {"folds": 4, "kinds": ["mass_mean"], "transfer": False, "causal": False}
     spec, out = copy_of(done, tmp_path)
-    run_small(spec, out, change)
+    run_small(spec, out, change, replace=True)
     run_small(write_job(tmp_path / "new", WHOLE), tmp_path / "new" / "out", change)
     changed, fresh = finished_bytes(out), finished_bytes(tmp_path / "new" / "out")
     own = {name for name in fresh if "/" not in name or name.startswith("probes/")}
     assert {name: changed[name] for name in own} == {name: fresh[name] for name in own}
-    assert {name for name in changed if not name.startswith(("tasks/", "stores/"))} == own
+    assert {name for name in changed if not name.startswith(("tasks/", "stores/", "earlier/"))} == own
+    earlier, before = finished_bytes(out / "earlier" / "1"), finished_bytes(done)
+    assert {"report.json", "report.html", "probes/logistic.safetensors", "selected.parquet"} <= set(earlier)
+    assert all(before[name] == content for name, content in earlier.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kinds": ["mass_mean"]}, r"kinds: \['logistic', 'mass_mean'\] -> \['mass_mean'\]"),
+        ({"question": "Or is it?"}, r"question: Is the label decodable\? -> Or is it\?"),
+        ({"keep": ["logistic"], "controls.n": 20}, r"controls.n: 19 -> 20; keep: none -> \['logistic'\]"),
+        ({"select": {"polarity": "affirmative"}, "transfer": False, "causal": False}, "the texts, labels or groups"),
+    ],
+)
+def test_the_folder_of_another_job_is_refused_with_what_differs(
+    done: Path, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    spec, out = copy_of(done, tmp_path)
+    before = finished_bytes(out)
+    with pytest.raises(ValueError, match=rf"holds another job.*{message}.*--replace"):
+        run_small(spec, out, settings)
+    (out / "job.json").unlink()  # as in folders of before there was one
+    with pytest.raises(ValueError, match=message):
+        run_small(spec, out, settings)
+    assert {**finished_bytes(out), "job.json": before["job.json"]} == before
+
+
+def test_a_job_that_was_only_begun_is_not_another_ones_either(tmp_path: Path) -> None:
+    spec = write_job(tmp_path)
+    places_to_fit(spec, tmp_path / "out", {})
+    with pytest.raises(ValueError, match=r"folds: 3 -> 4"):
+        run_small(spec, tmp_path / "out", {"folds": 4})
+    with pytest.raises(ValueError, match="the model's weights"):
+        run_probe_job(load_probe_spec(spec), tmp_path / "out", model=tiny_model(seed=1))
+
+
+def test_damaged_tasks_are_done_again_and_named(done: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    spec, out = copy_of(done, tmp_path)
+    before = finished_bytes(out)
+    one = next((out / "tasks").glob("resid_post-0-logistic*"))
+    one.write_bytes(one.read_bytes()[:-7])
+    other = next((out / "tasks").glob("log-likelihood*"))
+    other.write_bytes(b"")
+    used = next((out / "tasks").glob("causal*"))
+    used.write_text("{")
+    matrix = next((out / "tasks").glob("transfer*"))
+    next(matrix.glob("*.parquet")).unlink()
+    (out / "report.json").unlink()
+    run_small(spec, out)
+    for path in (one, other, used, matrix):
+        assert f"{path} is damaged" in caplog.text
+    after = {name: content for name, content in finished_bytes(out).items() if ".damaged" not in name}
+    assert after == before
+
+
+def test_labels_that_contradict_each_other_are_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    frame = statements()
+    again = frame.iloc[[0]].assign(label=1 - frame["label"].iloc[0], pair=None)
+    spec = write_job(tmp_path, JOB, pd.concat([frame, again], ignore_index=True))
+    report = run_small(spec, tmp_path / "out", {"sites": "resid_post:0"})
+    assert "label" in report.notes["data"][0]
+    assert sum("labels" in record.getMessage() for record in caplog.records) == 1
+    assert report.notes["data"][0] in report.summary()
+    assert "Note: " in (tmp_path / "out" / "report.html").read_text()
+    assert artifact.read_json(tmp_path / "out" / "report.json")["notes"]["data"] == report.notes["data"]
+
+
+def test_a_job_that_fails_at_once_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="resid_past"):
+        run_small(write_job(tmp_path), tmp_path / "out", {"sites": "resid_past:*"})
+    assert not (tmp_path / "out").exists()
 
 
 def test_one_changed_label_is_another_recording(done: Path, tmp_path: Path) -> None:
@@ -195,7 +267,7 @@ def test_folders_that_are_something_else_are_refused(done: Path, tmp_path: Path)
         run_small(spec, tmp_path / "file")
     with FileLock(out / ".lock"), pytest.raises(ValueError, match="another process works in"):
         run_small(spec, out)
-    with pytest.raises(ValueError, match="there is no file"):
+    with pytest.raises(ValueError, match="holds no probe job"):
         load_probe_job_report(tmp_path / "other")
 
 
@@ -236,6 +308,10 @@ def test_every_token_and_kinds_without_a_direction(tmp_path: Path) -> None:
     quick = {"sites": "resid_post:1", "kinds": ["mass_mean"], "tokens": "every", "causal": False}
     every = run_small(spec, tmp_path / "every", quick)
     assert every.card["n"] > 64 * 10
+    assert f"{every.card['n']:,} tokens of 64 texts in 16 groups" in every.verdict[0]
+    page = (tmp_path / "every" / "report.html").read_text()
+    assert "tokens of 64 texts" in page
+    assert "every token at" in page
     assert "log_likelihood" in set(every.baselines["name"])
     network = run_small(spec, tmp_path / "network", {"sites": "resid_post:1", "kinds": ["mlp"]})
     assert network.card["n"] == 64
@@ -255,8 +331,8 @@ def figures(auroc: float, low: float, high: float, p: float = 0.05) -> dict[str,
     ("probe", "words", "starts", "holds"),
     [
         ((0.9, 0.85, 0.95), (0.5, 0.45, 0.55), "Decodable beyond the text", "interval lies above it"),
-        ((0.9, 0.85, 0.95), (0.86, 0.8, 0.9), "Decodable:", "the intervals overlap"),
-        ((0.7, 0.65, 0.75), (0.8, 0.7, 0.9), "Decodable:", "no better"),
+        ((0.9, 0.85, 0.95), (0.86, 0.8, 0.9), "Not shown beyond the text:", "the intervals overlap"),
+        ((0.7, 0.65, 0.75), (0.8, 0.7, 0.9), "Not shown beyond the text:", "no better"),
         ((0.52, 0.45, 0.6), (0.5, 0.45, 0.55), "Not shown to be decodable", "overlap"),
         ((0.9, 0.85, 0.95, 0.3), (0.5, 0.45, 0.55), "Not shown to be decodable", "p = 0.30"),
         ((0.1, 0.05, 0.15, 1.0), (0.5, 0.45, 0.55), "Not shown to be decodable", "no better"),
@@ -271,6 +347,19 @@ def test_the_verdict_follows_from_the_figures(probe: Any, words: Any, starts: st
     assert said[0].startswith(starts)
     assert holds in " ".join(said)
     assert "was not asked" in said[-1]
+
+
+def test_a_probe_that_fails_on_one_polarity_is_not_simply_decodable() -> None:
+    selected = pd.DataFrame([{"kind": "logistic", **figures(0.8, 0.75, 0.85)}])
+    baselines = pd.DataFrame([{"name": "bag_of_words", **figures(0.5, 0.45, 0.55)}])
+    baselines.loc[1] = {"name": "log_likelihood", **figures(0.9, 0.85, 0.95)}
+    rows = [("affirmative", (0.99, 0.98, 1.0)), ("negated", (0.5, 0.4, 0.6))]
+    parts = pd.DataFrame(
+        [{"kind": "logistic", "part": "polarity", "value": value, **figures(*found)} for value, found in rows]
+    )
+    said = job_verdict({"seeds": [0], "kinds": ["logistic"]}, selected, baselines, None, parts=parts)
+    assert said[0].startswith("Decodable beyond the text on average, but not on negated statements alone:")
+    assert "It is a figure of the model, not of the text alone, and does not lie below" in said[2]
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from interp.probe.value import Probe, load_probe
 from interp.recording import record
 from interp.sae import SAE
 from interp.sae.latent_store import LatentStore, latent_store, latents_to_stream, widened_probe
+from interp.steering import steering_vector
 from interp.store import Store
 
 SITE = "blocks.1.hook_resid_post"
@@ -73,7 +74,7 @@ def test_it_is_a_place_like_any_other(latents: LatentStore, labelled: Store, sae
 
 
 def test_a_sweep_fits_probes_on_latents(latents: LatentStore) -> None:
-    report = probe_sweep(latents, latents.sites, "logistic", tokens="mean", n_boot=100, n_controls=2)
+    report = probe_sweep(latents, kinds="logistic", tokens="mean", n_boot=100, n_controls=2)
     assert report.selected["logistic"].site == LATENTS
     assert report.selected["logistic"].auroc > 0.8
     assert report.probe("logistic").width == len(latents.latents)
@@ -158,6 +159,14 @@ def test_what_does_not_belong_together_is_refused(
     ):
         with pytest.raises(ValueError, match=message):
             latent_store(labelled, other(changed))
+    for pair, message in (
+        ((labelled, None), "needs a SAE, got NoneType"),
+        ((None, sae), "needs a Store, got NoneType"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            latent_store(*pair)
+    with pytest.raises(ValueError, match=r"interp.latents_to_stream\(sae, probe\)"):
+        steering_vector(fitted(latents), model=tiny_llama)
     dead = SAE(sae.W_enc.detach(), sae.b_enc.detach() - 1e9, sae.W_dec.detach(), sae.b_dec.detach(), k=4, card=sae.card)
     with pytest.raises(ValueError, match="no latent of this SAE fires"):
         latent_store(labelled, dead)
