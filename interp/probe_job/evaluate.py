@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
-from scipy.special import logit
+from scipy.special import expit
 
 from interp import artifact
 from interp.dataset import Dataset
@@ -131,9 +131,10 @@ def evaluate_probe(
     _same_model(probe, store.model_fingerprint)
     X, frame = read_place(store, place, tokens, reads)
     labelled = of_tokens(frame, groups, 2) if "text_index" in frame else Labelled.of(frame, groups, n_folds=2)
-    p = probe(X).double().numpy()
+    # Of the log-odds: probabilities in single precision are 1 from 17 on, and rows that are all 1 have no order.
+    score = probe.slope * probe.score(X).double().numpy() + probe.intercept
+    p = expit(score)
     guess = p > probe.threshold
-    score = logit(np.clip(p, 1e-12, 1 - 1e-12))
     resamples = Resamples.of(np.unique(labelled.groups, return_inverse=True)[1], n_boot, seed)
     return ProbeEvaluation(
         figure=resamples.figure(score, labelled.y, guess),
