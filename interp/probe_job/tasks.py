@@ -116,32 +116,43 @@ def run_places(
     by_seed = {each.seed: each for each in files}
     shared = (str(store.path), texts, arguments)
     here = as_engine(engine) is None
-    found: Any = (
-        _in_threads(tasks, shared, workers)
-        if here
-        else run_tasks(_make_worker, tasks, shared=shared, engine=engine, threads=1)
-    )
-    with contextlib.closing(found) as results:
-        for done, (index, result) in enumerate(results, 1):
-            task = tasks[index]
-            for kind, each in result.items():
-                by_seed[task.seed].put(task.place, kind, each)
+
+    def keep(task: PlaceTask, results: dict[str, PlaceResult]) -> None:
+        for kind, result in results.items():
+            by_seed[task.seed].put(task.place, kind, result)
+
+    found: Any = _in_threads(tasks, shared, workers, keep) if here else _on_ray(tasks, shared, engine, keep)
+    with contextlib.closing(found) as finished:
+        for done, _ in enumerate(finished, 1):
             if progress is not None:
                 progress(done, len(tasks))
 
 
-def _in_threads(
-    tasks: Sequence[PlaceTask], shared: tuple[Any, ...], workers: int
-) -> Iterator[tuple[int, dict[str, PlaceResult]]]:
-    """Results as they come. What is not begun when the caller leaves is not done."""
+Keep = Callable[[PlaceTask, dict[str, PlaceResult]], None]
+
+
+def _in_threads(tasks: Sequence[PlaceTask], shared: tuple[Any, ...], workers: int, keep: Keep) -> Iterator[None]:
+    """One step for each task done and kept. When the caller leaves, what is under way is finished and kept as well, and what
+    is not begun is not done."""
+
+    def work(task: PlaceTask) -> None:
+        keep(task, run(task))
+
     with fixed_threads(1), ThreadPoolExecutor(workers, thread_name_prefix="probe-place") as pool:
         run = _make_worker(*shared)
-        futures = {pool.submit(run, task): index for index, task in enumerate(tasks)}
+        futures = [pool.submit(work, task) for task in tasks]
         try:
             for future in as_completed(futures):
-                yield futures[future], future.result()
+                yield future.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _on_ray(tasks: Sequence[PlaceTask], shared: tuple[Any, ...], engine: Any, keep: Keep) -> Iterator[None]:
+    """The same over the workers of a cluster; what is under way there when the caller leaves is lost."""
+    with contextlib.closing(run_tasks(_make_worker, tasks, shared=shared, engine=engine, threads=1)) as results:  # type: ignore
+        for index, result in results:
+            yield keep(tasks[index], result)
 
 
 def _make_worker(
