@@ -150,7 +150,8 @@ def _in_threads(tasks: Sequence[PlaceTask], shared: tuple[Any, ...], workers: in
 
 def _on_ray(tasks: Sequence[PlaceTask], shared: tuple[Any, ...], engine: Any, keep: Keep) -> Iterator[None]:
     """The same over the workers of a cluster; what is under way there when the caller leaves is lost."""
-    with contextlib.closing(run_tasks(_make_worker, tasks, shared=shared, engine=engine, threads=1)) as results:  # type: ignore
+    found: Any = run_tasks(_make_worker, tasks, shared=shared, engine=engine, threads=1)
+    with contextlib.closing(found) as results:
         for index, result in results:
             yield keep(tasks[index], result)
 
