@@ -105,11 +105,14 @@ def _beside(own: Any, best: Any) -> str:
 
 
 def _of_model(own: Any, row: Any) -> str:
-    said = "lies below" if _above(own, row) else "does not lie below"
-    return (
-        f"{_words(row['name']).capitalize()} has {_interval(row)}. It is a figure of the model, not of the text alone, and "
-        f"{said} the probe's interval" + ("." if said == "lies below" else ": the probe may read how likely a text is.")
-    )
+    if _above(own, row):
+        said = "lies below the probe's interval."
+    elif row["low"] <= 0.5 <= row["high"]:
+        said = "covers 1/2: how likely a text is says nothing of its label here."
+    else:
+        said = "does not lie below the probe's interval: the probe may read how likely a text is."
+    what = f"{_words(row['name']).capitalize()} has {_interval(row)}"
+    return f"{what}. It is a figure of the model, not of the text alone, and {said}"
 
 
 def _control_task(own: Any, kind: str, seed: int, figures: pd.DataFrame | None) -> list[str]:

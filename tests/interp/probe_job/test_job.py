@@ -362,6 +362,14 @@ def test_a_probe_that_fails_on_one_polarity_is_not_simply_decodable() -> None:
     assert "It is a figure of the model, not of the text alone, and does not lie below" in said[2]
 
 
+def test_a_likelihood_at_chance_is_no_rival_of_a_weak_probe() -> None:
+    selected = pd.DataFrame([{"kind": "logistic", **figures(0.63, 0.55, 0.71)}])
+    baselines = pd.DataFrame([{"name": "bag_of_words", **figures(0.5, 0.45, 0.55)}])
+    baselines.loc[1] = {"name": "log_likelihood", **figures(0.49, 0.42, 0.56)}
+    said = job_verdict({"seeds": [0], "kinds": ["logistic"]}, selected, baselines, None)
+    assert "covers 1/2: how likely a text is says nothing of its label here" in said[2]
+
+
 @pytest.mark.slow
 def test_ray_gives_the_same_bytes(done: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is an extra: pip install 'interp-workbench[ray]'")
