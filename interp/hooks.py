@@ -19,6 +19,29 @@ from torch import Tensor
 from interp import sites
 
 
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """The texts of a pass from their beginning, the tokens in a KV cache included."""
+
+    ids: Int[Tensor, "batch total"] | None
+    """Token ids; None where the pass began from a stream and was not told whose."""
+    real: Bool[Tensor, "batch total"]
+    """True for a real token, False for a pad."""
+    documents: Int[Tensor, "batch total"] | None = None
+    """Number of each token's document, where rows hold several texts one after the other."""
+    parents: Int[Tensor, "batch total"] | None = None
+    """Place of the token before each token, where rows hold texts as a tree."""
+    copies: int = 1
+    """Continuations of each prompt: row i belongs to prompt i // copies. 1 until the prompts have been run."""
+    token_bytes: Callable[[int], bytes] | None = None
+    """What a token id stands for; None for a model without a tokenizer."""
+    call: dict[Any, Any] = field(default_factory=dict)
+    """Free space for functions that must remember, as long as the call: one forward pass, or all passes of a generation.
+    What stands there of a prefill has a row for each prompt, also when `copies` rows go on from it."""
+    now: dict[Any, Any] = field(default_factory=dict)
+    """Free space for this pass alone: what several sites would work out anew."""
+
+
 @dataclass
 class RunState:
     """What every hook may know about the forward pass that is under way. One object a model, rewritten by each pass."""
@@ -33,6 +56,8 @@ class RunState:
     """True for real tokens."""
     prompt_len: Int[Tensor, "batch"] | None = None
     """Real tokens of each prompt, where the call has a prompt."""
+    texts: Texts | None = None
+    """All tokens so far."""
     begun: int = 0
     """Passes begun since the model was made."""
     forwards: int = 0
@@ -65,6 +90,18 @@ class HookContext:
     """Real tokens of each prompt, None where the call names no prompt."""
     handle: "Handle | None" = None
     """The attached function; an intervention notes on it whether it reached a token."""
+    texts: Texts | None = None
+    """The texts from their beginning, tokens in the KV cache included; None only in a context made by hand."""
+
+    @property
+    def ids(self) -> Int[Tensor, "batch total"] | None:
+        """All token ids so far, those in the KV cache included; None where the pass began from a stream without them."""
+        return None if self.texts is None else self.texts.ids
+
+    @property
+    def real(self) -> Bool[Tensor, "batch total"] | None:
+        """True for the real tokens among `ids`."""
+        return None if self.texts is None else self.texts.real
 
 
 @dataclass(eq=False)
@@ -178,8 +215,9 @@ class HookPoint:
         assert run.positions is not None
         assert run.mask is not None
         return HookContext(
-            self.name, sites.layer_of(self.name), run.phase, run.step, run.positions, run.mask, run.prompt_len, handle
-        )
+            self.name, sites.layer_of(self.name), run.phase, run.step, run.positions, run.mask, run.prompt_len, handle,
+            run.texts,
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"HookPoint({self.name!r}, {len(self.handles)} attached)"
@@ -233,8 +271,8 @@ def attached(points: Mapping[str, HookPoint], request: Request, run: RunState) -
     idle = sorted({handle.point.name for handle in handles if handle.reached is False})
     if idle:
         raise ValueError(
-            f"an intervention at {', '.join(idle)} found no token to act on: its positions lie outside the text, or its "
-            "phase never came (model(x) is 'forward', generate is 'prefill' and 'decode')"
+            f"an intervention at {', '.join(idle)} found no token to act on: its positions or rows lie outside the "
+            "texts, or its phase never came (model(x) is 'forward', generate is 'prefill' and 'decode')"
         )
     silent = sorted({handle.point.name for handle in handles if not handle.fired})
     if silent:

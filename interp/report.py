@@ -26,6 +26,8 @@ from markupsafe import Markup
 from interp import artifact
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
+STYLES = ("", "quiet", "marked")
+"""Styles of a piece of text in `Spans`."""
 ROWS = 200
 """Most rows of a table that are printed; the rest is counted."""
 
@@ -48,11 +50,24 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Spans:
+    """A text in a cell of a table, some pieces of it quiet or marked."""
+
+    parts: Sequence[tuple[str, str]]
+    """(text, style) in reading order; the style is "", "quiet" or "marked". The text is escaped like any other."""
+
+    def __post_init__(self) -> None:
+        strange = [style for _, style in self.parts if style not in STYLES]
+        if strange:
+            raise ValueError(f"the style of a piece is one of {', '.join(map(repr, STYLES))}, got {strange[0]!r}")
+
+
+@dataclass(frozen=True)
 class Table:
     """Rows and what they are."""
 
     frame: pd.DataFrame
-    """Numbers are set flush right with three decimals; the index is left out."""
+    """Numbers are set flush right with three decimals, `Spans` keep their styles; the index is left out."""
     caption: str = ""
     """What the rows are, with n."""
     formats: Mapping[str, str] = field(default_factory=dict)
@@ -178,6 +193,10 @@ def _table(table: Table, number: int) -> dict[str, Any]:
 
 
 def _cell(value: Any, spec: str) -> str:
+    if isinstance(value, Spans):
+        # Markup.format escapes what it is given: only the tags are ours.
+        wrapped = [Markup('<span class="{}">{}</span>').format(style, printable(text)) for text, style in value.parts]
+        return Markup("").join(wrapped)
     if value is None or value is pd.NA or value is pd.NaT or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if spec:

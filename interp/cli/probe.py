@@ -14,8 +14,8 @@ import pandas as pd
 from safetensors import SafetensorError, safe_open
 
 import interp
+from interp.cli.job_progress import JobProgress, ends_between_tasks
 from interp.cli.output import json_option, show
-from interp.cli.probe_progress import JobProgress, ends_between_tasks
 from interp.cli.shared import html_option
 from interp.dataset import ContradictoryLabelsWarning
 from interp.dataset.truthfulqa import FORMS

@@ -6,7 +6,9 @@ from typing import Any
 import pandas as pd
 
 from interp import artifact, plot
-from interp.report import Figure, Section, Table, write_report
+from interp.plot.steering import steering_damage
+from interp.report import Figure, Section, Spans, Table, write_report
+from interp.steering import SteeringReport
 
 
 def write_summary(folder: Path, books: dict[str, Any]) -> Path:
@@ -100,20 +102,27 @@ def _sae(folder: Path) -> Section:
 
 def _steering(folder: Path) -> Section:
     found = artifact.read_json(folder / "steering.json")
-    effects, texts = pd.DataFrame(found["effects"]), pd.DataFrame(found["generations"])
-    band = pd.DataFrame(found["band"], columns=pd.Index(["strength", "mean", "std", "low", "high", "p"]))
+    report = SteeringReport.from_dict(found)
     text = (
         f"A mean difference of {found['concept']} pairs at {found['site']}. The effect is the change of the log-probability of a "
         "held-out positive response against a negative one, whose words the vector never saw. Random directions of the same "
-        "norm stand beside it; so does the rise of the loss on other text."
+        f"norm stand beside it; so does the rise of the loss on other text.\n\n{report.summary()}"
     )
+    texts = report.generations
+    written = [Spans([(same, "quiet"), (differs, "")]) for same, differs in zip(texts["same"], texts["differs"])]
     return Section(
         "Steering",
         text,
-        [Figure(_svg(plot.steering_effect(effects)), "Effect with its 95 % interval; the grey ticks are random directions.")],
         [
-            Table(texts.loc[:, ["prompt", "strength", "text"]], "Greedy continuations; 0 is the model as it is."),
-            Table(band, "Random directions at the largest strength; p = (1 + as large) / (n + 1)."),
+            Figure(_svg(report.plot()), "Effect with its 95 % interval; the grey ticks are random directions."),
+            Figure(_svg(steering_damage(report.damage)), "What each strength costs."),
+        ],
+        [
+            Table(
+                texts.loc[:, ["prompt", "strength"]].assign(text=written),
+                "Greedy continuations; 0 is the model as it is. What the others share with it is grey.",
+            ),
+            Table(report.band.drop(columns="measure"), "Random directions; p = (1 + as large) / (n + 1), z in their sd."),
         ],
         code=f"v = interp.load_steering_vector({str(folder / 'steering.safetensors')!r})\n"
         "with model.intervene(interp.Steer(v, 0.1)):\n    model.generate('My week at work has been', 30).text",

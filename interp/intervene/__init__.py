@@ -13,15 +13,20 @@ teacher-forced pass, in a prefill and in cached decoding. Pads are never touched
 """
 
 from interp.intervene.ablate import Ablate
+from interp.intervene.condition import Condition
 from interp.intervene.erase import Erase
 from interp.intervene.knockout import Knockout
 from interp.intervene.noise import Noise
 from interp.intervene.patch import Patch
-from interp.intervene.place import PHASES, PLACES, HookFunction, chosen_tokens
+from interp.intervene.place import PHASES, PLACES, HookFunction, Where, chosen_tokens
 from interp.intervene.reference import reference_means, special_tokens, typical_rows
-from interp.intervene.steer import Direction, Steer
+from interp.intervene.steer import Steer
+from interp.intervene.targets import Direction, Directions, Target
+from interp.intervene.watch import watch_interventions
+from interp.intervene.writes import orthogonalise_weights, write_sites
 
 __all__ = [
-    "PHASES", "PLACES", "Ablate", "Direction", "Erase", "HookFunction", "Knockout", "Noise", "Patch", "Steer", "chosen_tokens",
-    "reference_means", "special_tokens", "typical_rows",
+    "PHASES", "PLACES", "Ablate", "Condition", "Direction", "Directions", "Erase", "HookFunction", "Knockout", "Noise", "Patch",
+    "Steer", "Target", "Where", "chosen_tokens", "orthogonalise_weights", "reference_means", "special_tokens", "typical_rows",
+    "watch_interventions", "write_sites",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from interp import sites as site_names
 from interp.hooks import HookContext
-from interp.intervene.place import HookFunction, check_place, chosen_tokens
+from interp.intervene.place import HookFunction, Where, check_place, chosen_tokens, describe_place
 from interp.intervene.reference import (
     DrawnRows,
     PairedValues,
@@ -38,7 +38,7 @@ class Ablate:
         reference: for `mean`: a store that holds the sites, texts, or a mapping full site name -> mean [d]. For
             `resample`: texts, Tokens or an ActivationCache of the same lengths, row i for row i; with `seed`, a store or
             any texts, of whose typical tokens rows are drawn.
-        where, positions, phase: which tokens.
+        where, positions, phase: which tokens: a word, or a `Where`.
         neurons: (layer, neuron) pairs; their activation is replaced.
         mlps: layers whose mlp_out is replaced.
         attentions: layers whose attn_out is replaced.
@@ -51,7 +51,7 @@ class Ablate:
     sites: Any = ()
     kind: str = "mean"
     reference: Any = None
-    where: str = "all"
+    where: str | Where = "all"
     positions: Sequence[int] | None = None
     phase: str | None = None
     neurons: Sequence[Any] = ()
@@ -89,8 +89,8 @@ class Ablate:
             "heads": [list(head) for head in self.heads], "neurons": [list(neuron) for neuron in self.neurons],
             "mlps": list(self.mlps), "attentions": list(self.attentions),
             "sites": [self.sites] if isinstance(self.sites, str) else list(self.sites),
-            "where": self.where, "positions": None if self.positions is None else list(self.positions),
-            "phase": self.phase, "reference": None if reference is None else type(reference).__name__,
+            **describe_place(self.where, self.positions, self.phase),
+            "reference": None if reference is None else type(reference).__name__,
             "n_reference_texts": len(self.reference) if texts else None,
         }  # fmt: skip
 

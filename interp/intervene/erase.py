@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from interp.hooks import HookContext
-from interp.intervene.place import HookFunction, check_place, chosen_tokens
+from interp.intervene.place import HookFunction, Where, check_place, chosen_tokens, describe_place
 from interp.model import HookedTransformer
 
 
@@ -33,13 +33,13 @@ class Erase:
     Args:
         eraser: from `interp.fit_eraser`; it knows its site.
         site: another site than the eraser's own, of the same width.
-        where, positions, phase: which tokens.
+        where, positions, phase: which tokens: a word, or a `Where`.
         head: for `z` and other sites of heads: the one head that the eraser was fitted to.
     """
 
     eraser: Any
     site: str | None = None
-    where: str = "all"
+    where: str | Where = "all"
     positions: Sequence[int] | None = None
     phase: str | None = None
     head: int | None = None
@@ -57,8 +57,8 @@ class Erase:
         """What is erased where, as JSON: for the card of a result."""
         return {
             "intervention": "erase", "kind": getattr(self.eraser, "kind", None), "rank": self.eraser.rank,
-            "site": self.site or self.eraser.site, "head": self.head, "where": self.where,
-            "positions": None if self.positions is None else list(self.positions), "phase": self.phase,
+            "site": self.site or self.eraser.site, "head": self.head,
+            **describe_place(self.where, self.positions, self.phase),
         }  # fmt: skip
 
     def hook_functions(self, model: HookedTransformer) -> list[tuple[str, HookFunction]]:

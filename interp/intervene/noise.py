@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from interp.hooks import HookContext
-from interp.intervene.place import HookFunction, check_place, chosen_tokens
+from interp.intervene.place import HookFunction, Where, check_place, chosen_tokens, describe_place
 from interp.intervene.reference import own_generator
 from interp.model import HookedTransformer
 
@@ -20,11 +20,10 @@ class Noise:
 
     Args:
         site: one site with a vector for each token.
-        positions: absolute positions; None for all tokens.
         scale: standard deviation, in the site's own units. 0 changes nothing, bit for bit.
         seed: of the noise.
         shared: every row of a batch gets the noise of row 0.
-        where, phase: which tokens.
+        where, positions, phase: which tokens: a word, or a `Where`.
     """
 
     site: str = "embed"
@@ -32,7 +31,7 @@ class Noise:
     scale: Any = 1.0
     seed: int = 0
     shared: bool = False
-    where: str = "all"
+    where: str | Where = "all"
     phase: str | None = None
 
     def __post_init__(self) -> None:
@@ -44,8 +43,7 @@ class Noise:
         """The settings as JSON, for the card of a result."""
         return {
             "intervention": "noise", "site": self.site, "scale": self.scale, "seed": self.seed, "shared": self.shared,
-            "positions": None if self.positions is None else list(self.positions), "where": self.where,
-            "phase": self.phase,
+            **describe_place(self.where, self.positions, self.phase),
         }  # fmt: skip
 
     def hook_functions(self, model: HookedTransformer) -> list[tuple[str, HookFunction]]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from interp import sites as site_names
 from interp.hooks import HookContext
-from interp.intervene.place import HookFunction, check_place, chosen_tokens
+from interp.intervene.place import HookFunction, Where, check_place, chosen_tokens
 from interp.model import HookedTransformer
 
 
@@ -21,12 +21,12 @@ class Patch:
         site: one site, or one component of it (`z:5.3`).
         source: an ActivationCache (or mapping full site name -> value) or the value [batch pos ...] itself. A batch of
             1 serves every row.
-        where, positions, phase: which tokens.
+        where, positions, phase: which tokens: a word, or a `Where`.
     """
 
     site: str
     source: Any
-    where: str = "all"
+    where: str | Where = "all"
     positions: Sequence[int] | None = None
     phase: str | None = None
 

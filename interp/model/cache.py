@@ -8,6 +8,7 @@ key, from which keys and values are made anew.
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -76,6 +77,10 @@ class KVCache:
         self.positions = torch.zeros(batch, n_tokens, dtype=torch.long, device=device)
         self.ids = torch.zeros(batch, n_tokens, dtype=torch.long, device=device)
         self.length = 0
+        self.copies = 1
+        """Rows of each prompt."""
+        self.memory: dict[Any, Any] = {}
+        """What hooks remember from one pass of the generation to the next."""
         self.expanded: dict[int, tuple[Tensor, Tensor]] = {}
         """Keys and values of latent layers whose hooks changed them: the latent vector no longer says what they are."""
 
@@ -138,6 +143,7 @@ class KVCache:
     def repeated(self, n: int) -> "KVCache":
         """A cache with each text n times, one after the other: n continuations of one prefill."""
         new = copy.copy(self)
+        new.copies = self.copies * n
         new.first = [held.repeat_interleave(n, 0) for held in self.first]
         new.second = [held.repeat_interleave(n, 0) for held in self.second]
         new.ids, new.mask = self.ids.repeat_interleave(n, 0), self.mask.repeat_interleave(n, 0)

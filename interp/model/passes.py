@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from interp.hooks import HookPoint, RunState
+from interp.hooks import HookPoint, RunState, Texts
 from interp.model.attention import Angles, PassInputs
 from interp.model.block import Block
 from interp.model.cache import KVCache
@@ -25,7 +25,10 @@ from interp.model.mlp import ACTIVATION
 from interp.model.named_weights import NamedWeights
 from interp.model.norm import Norm
 from interp.model.position import Rope, alibi_bias, alibi_slopes, sinusoids
-from interp.tokens import Tokens
+from interp.tokens import Tokenizer, Tokens
+
+UNKNOWN = -1
+"""Id of tokens that a pass was not told, since it begins from a stream."""
 
 
 class MaskedHead(nn.Module):
@@ -44,6 +47,7 @@ class MaskedHead(nn.Module):
 class ForwardPass(NamedWeights):
     """The modules of a transformer and the steps of its pass. Steps read and write `self.run`, the state of the pass."""
 
+    tokenizer: Tokenizer | None
     pos_embed: Embedding | None
     type_embed: Embedding | None
     embed_norm: Norm | None
@@ -122,7 +126,7 @@ class ForwardPass(NamedWeights):
             raise ValueError(f"start_at_layer needs a stream [batch pos {self.cfg.d_model}] as x, got {got}")
         x = x.to(self.device, self.dtype)
         if tokens is None:
-            ids = torch.zeros(x.shape[:2], dtype=torch.long, device=self.device)
+            ids = torch.full(x.shape[:2], UNKNOWN, dtype=torch.long, device=self.device)
             tokens = Tokens(ids, torch.ones_like(ids, dtype=torch.bool))
         if tokens.ids.shape != x.shape[:2]:
             raise ValueError(f"tokens {tuple(tokens.ids.shape)} do not fit a stream {tuple(x.shape)}")
@@ -131,7 +135,9 @@ class ForwardPass(NamedWeights):
             raise ValueError(f"the stream has {longest} tokens, the context holds {self.cfg.n_ctx}")
         return x, tokens.to(self.device)
 
-    def _prompt_len(self, prompt_len: int | Sequence[int] | None, tokens: Tokens) -> Int[Tensor, " batch"] | None:
+    def _prompt_len(
+        self, prompt_len: int | Sequence[int] | Tensor | None, tokens: Tokens
+    ) -> Int[Tensor, " batch"] | None:
         if prompt_len is None:
             return None
         batch = tokens.ids.shape[0]
@@ -181,10 +187,11 @@ class ForwardPass(NamedWeights):
         self, tokens: Tokens, stop: int | None, kv: KVCache | None, resid: Tensor | None = None, start: int = 0
     ) -> Float[Tensor, "batch pos d_model"]:
         """The stream after the blocks from `start` to before `stop`; from the tokens, or from a stream."""
-        stream: Tensor = self._embedded(tokens) if resid is None else resid
         if kv is not None:
             assert self.run.positions is not None
             kv.extend(tokens.ids, tokens.mask, self.run.positions)
+        self.run.texts = self._texts(tokens, kv, told=resid is None or bool((tokens.ids != UNKNOWN).any()))
+        stream: Tensor = self._embedded(tokens) if resid is None else resid
         usual, local = self._shared(tokens, kv)
         recompute = self.checkpoint_blocks and torch.is_grad_enabled()
         for block in islice(self.iter_blocks(), start, stop):
@@ -198,6 +205,15 @@ class ForwardPass(NamedWeights):
         if self.run.sums:
             refuse_broken_scores(self.run.sums, stream, tokens)
         return stream
+
+    def _texts(self, tokens: Tokens, kv: KVCache | None, *, told: bool) -> Texts:
+        """The texts of this pass from their beginning."""
+        of_token = None if self.tokenizer is None else self.tokenizer.token_bytes
+        if kv is None:
+            ids = tokens.ids if told else None
+            return Texts(ids, tokens.mask, tokens.documents, tokens.parents, token_bytes=of_token)
+        ids, real = kv.ids[:, : kv.length], kv.mask[:, : kv.length]
+        return Texts(ids, real, copies=kv.copies, token_bytes=of_token, call=kv.memory)
 
     def _shared(self, tokens: Tokens, kv: KVCache | None) -> tuple[PassInputs, PassInputs]:
         """What layers share in this pass: (those that see everything, those with a window)."""

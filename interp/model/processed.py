@@ -86,7 +86,7 @@ def processed(
         unembed_bias="unembed_bias" in state,
     )
     done = {"fold_ln": fold, "center_writing": writing, "center_unembed": unembedding, "fold_value_biases": values}
-    return _rebuilt(model, new, state, [name for name, yes in done.items() if yes])
+    return rebuilt(model, new, state, [name for name, yes in done.items() if yes])
 
 
 # ------------------------------------------------------------------------------------------------------ what is possible
@@ -199,7 +199,7 @@ def _center(state: State, name: str, axis: int) -> None:
         state[name] = (wide - wide.mean(axis, keepdim=True)).to(state[name].dtype)
 
 
-def _rebuilt(model: "HookedTransformer", cfg: ModelConfig, state: State, done: list[str]) -> "HookedTransformer":
+def rebuilt(model: "HookedTransformer", cfg: ModelConfig, state: State, done: list[str]) -> "HookedTransformer":
     """A model of the new configuration with these weights; biases that it needs and the old one lacked are zeros."""
     new = type(model)(cfg, model.tokenizer, dtype=model.dtype)
     weights: State = {}

@@ -112,7 +112,7 @@ class HookedTransformer(Generating):
         stop_at_layer: int | Any = None,
         start_at_layer: int | Any = None,
         tokens: Tokens | None = None,
-        prompt_len: int | Sequence[int] | None = None,
+        prompt_len: int | Sequence[int] | Tensor | None = None,
     ) -> Tensor:
         """Logits [batch pos d_vocab] of a text, texts, ids or Tokens.
 

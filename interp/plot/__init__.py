@@ -17,7 +17,6 @@ from interp.plot.curves import (
     layer_curve,
     next_token_bars,
     reliability,
-    steering_effect,
     token_bars,
 )
 from interp.plot.diffs import head_differences, layer_differences, score_pairs, token_differences
@@ -29,6 +28,7 @@ from interp.plot.probe_parts import decodable_and_used, part_intervals, probe_sc
 from interp.plot.probes import layer_transfer, place_grid, probed_heads, transfer_matrix
 from interp.plot.sae import latent_activations, latent_densities, latent_logits, sae_frontier, training_curves
 from interp.plot.scans import lead_bars
+from interp.plot.steering import steering_damage, steering_effect, steering_slopes, strength_map
 from interp.plot.style import Chart, save_chart, to_html, to_png, to_svg, token_label
 from interp.plot.tracing import trace_grid
 from interp.plot.weights import composition_arrows, composition_grid, copying_scatter, singular_values
@@ -74,7 +74,10 @@ __all__ = [
     "score_pairs",
     "set_against_random",
     "singular_values",
+    "steering_damage",
     "steering_effect",
+    "steering_slopes",
+    "strength_map",
     "to_html",
     "to_png",
     "to_svg",

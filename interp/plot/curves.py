@@ -1,10 +1,9 @@
-"""Bars and curves: next tokens, numbers per token, layer sweeps, calibration, sparse autoencoders, steering."""
+"""Bars and curves: next tokens, numbers per token, layer sweeps, calibration, sparse autoencoders."""
 
 import json
 from collections.abc import Mapping
 
 import altair as alt
-import numpy as np
 import pandas as pd
 
 from interp.plot.style import (
@@ -23,7 +22,6 @@ from interp.plot.style import (
     sized,
     token_label,
     words,
-    zero_line,
 )
 
 
@@ -190,42 +188,6 @@ def fvu_curve(pca: pd.DataFrame, *, fvu: float, l0: float, name: str = "SAE") ->
     last = "datum.model != 'PCA' || datum.rank == " + json.dumps(float(max(pca["rank"])))
     text = text.transform_filter(last).transform_calculate(label="datum.model + ' ' + format(datum.fvu, '.3f')")
     return layered([line, points, text], 520, 280)
-
-
-def steering_effect(effects: pd.DataFrame, *, unit: str = "nats") -> alt.LayerChart:
-    """Dose and response of a steering vector, and what random directions of the same length do.
-
-    Args:
-        effects: a row for each direction and strength: `direction` ("vector", or another name for a random one),
-            `strength` (in typical norms of the site), `effect`, and `low` and `high` where there is an interval.
-        unit: of the effect.
-    """
-    need(effects, "direction", "strength", "effect")
-    shown = [c for c in ("direction", "strength", "effect", "low", "high", "n") if c in effects]
-    table = effects.dropna(subset=["effect"]).loc[:, shown].copy()
-    need(table, "effect")
-    table["kind"] = np.where(table["direction"] == "vector", "vector", "random directions")
-    table["direction"] = [token_label(str(name)) for name in table["direction"]]
-    colour = alt.Color("kind:N", title=None, legend=_top_legend(2))
-    y = alt.Y("effect:Q", title=f"effect ({unit})").scale(zero=True)
-    base = alt.Chart(rows(table)).encode(
-        x=alt.X("strength:Q", title="strength (typical norms of the site)", axis=alt.Axis(grid=False)).scale(
-            padding=12
-        ),
-        color=colour.scale(domain=["vector", "random directions"], range=[BLUE, GREY]),
-        tooltip=[
-            "direction:N",
-            *[alt.Tooltip(f"{c}:Q", format=".3~f") for c in table if c not in ("direction", "kind")],
-        ],
-    )
-    vector, random = (base.transform_filter(f"datum.kind == '{kind}'") for kind in ("vector", "random directions"))
-    layers: list[alt.Chart] = [zero_line()]
-    if {"low", "high"} <= set(table):
-        layers.append(vector.mark_area(opacity=0.18).encode(y=alt.Y("low:Q", title=f"effect ({unit})"), y2="high:Q"))
-    layers.append(random.mark_tick(orient="horizontal", thickness=1.5, width=18, opacity=0.75).encode(y=y))
-    layers.append(vector.mark_line(strokeWidth=2).encode(y=y))
-    layers.append(vector.mark_point(filled=True, size=60, opacity=1).encode(y=y))
-    return layered(layers, 520, 260)
 
 
 def _layer_axis(first: int, last: int) -> alt.Axis:

@@ -11,13 +11,13 @@ import pandas as pd
 
 from interp import artifact
 from interp.dataset import Dataset
+from interp.jobs import read_task
 from interp.probe.causal import FEW_SHOT, MIN_GROUPS, probe_effect
 from interp.probe.completions import completion_pairs
 from interp.probe.effect import ProbeEffect, load_probe_effect
 from interp.probe.transfer import probe_transfer
 from interp.probe.transfer_report import TransferReport, load_transfer_report
 from interp.probe.value import Probe
-from interp.probe_job.folder import read_task
 from interp.probe_job.spec import ProbeSpec, TransferSpec
 from interp.probe_job.texts import asked_rows, control_topics
 from interp.probe_job.work import Job

@@ -4,21 +4,19 @@ job.json names the specification, the texts by their hash, and the model by its 
 the same job alone. Bootstrap draws may change, for they change no probe and no figure but the intervals.
 """
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
-from interp import artifact
+from interp import artifact, jobs
 from interp.dataset import Dataset
-from interp.probe_job.folder import OWNER, JobFolder
+from interp.probe_job.folder import JobFolder
 from interp.probe_job.spec import ProbeSpec
 
 KIND = "probe job owner"
 FREE = ("n_boot",)
 """Keys of a specification that may change."""
-_MOST = 60
-
-log = logging.getLogger("interp.probe_job")
+HASHES = {"texts": "the texts, labels or groups", "model": "the model's weights"}
+"""What stands outside the specification and decides a figure."""
 
 
 def settle_owner(folder: JobFolder, spec: ProbeSpec, data: Dataset, fingerprint: str, *, replace: bool) -> None:
@@ -35,28 +33,11 @@ def settle_owner(folder: JobFolder, spec: ProbeSpec, data: Dataset, fingerprint:
         ValueError: the folder of another job; the message lists what differs.
     """
     own = {"kind": KIND, "job": spec.to_dict(), "texts": data.hash, "model": fingerprint}
-    known = _known(folder)
-    changed = [] if known is None else differences(known, own)
-    if changed and not replace:
-        raise ValueError(
-            f"{folder.path} holds another job. What differs: {'; '.join(changed)}. Choose another folder (--out), or replace the "
-            "job (--replace): its report and probes then move to earlier/ in this folder"
-        )
-    if changed:
-        log.info("the report of another job was moved to %s", folder.move_earlier())
-    path = folder.path / OWNER
-    if not path.is_file() or artifact.read_json(path) != own:
-        artifact.write_json(path, own)
+    jobs.settle_owner(folder, own, HASHES, replace=replace, free=FREE, before=lambda: _by_report(folder))
 
 
-def _known(folder: JobFolder) -> dict[str, Any] | None:
-    """Whose folder it is; of folders of before job.json the report says it."""
-    path = folder.path / OWNER
-    if path.is_file():
-        found = artifact.read_json(path)
-        if not isinstance(found, dict) or found.get("kind") != KIND:
-            raise ValueError(f"{path} does not say whose folder this is: choose another folder")
-        return found
+def _by_report(folder: JobFolder) -> dict[str, Any] | None:
+    """Whose a folder of before job.json is: the report says it."""
     if not folder.report.is_file():
         return None
     report = artifact.read_json(folder.report)
@@ -67,29 +48,5 @@ def _known(folder: JobFolder) -> dict[str, Any] | None:
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """What differs between two jobs and can change a figure, each as `key: there -> here`; keys are those of `--set`."""
-    mine, others = (dict(_flat(each["job"])) for each in (one, other))
-    found = [
-        f"{key}: {_short(mine.get(key))} -> {_short(others.get(key))}"
-        for key in dict.fromkeys([*mine, *others])
-        if key not in FREE and mine.get(key) != others.get(key)
-    ]
-    for key, words in (("texts", "the texts, labels or groups"), ("model", "the model's weights")):
-        if one.get(key) != other.get(key):
-            found.append(f"{words} (hash {str(one.get(key))[:12]} -> {str(other.get(key))[:12]})")
-    return found
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> Any:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
-        value = [{key: part for key, part in each.items() if part not in (None, {}, False, [])} for each in value]
-    text = "none" if value is None else str(value)
-    return text if len(text) <= _MOST else text[: _MOST - 1] + "…"
+    """What differs between two probe jobs and can change a figure, each as `key: there -> here`."""
+    return jobs.differences(one, other, HASHES, FREE)

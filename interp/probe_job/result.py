@@ -6,10 +6,11 @@ from typing import Any
 import pandas as pd
 
 from interp import artifact
+from interp.jobs import file_hash
 from interp.probe.fit import Probe, load_probe
 from interp.probe_job import page
 from interp.probe_job.fields import JobTables
-from interp.probe_job.folder import JobFolder, file_hash
+from interp.probe_job.folder import JobFolder
 from interp.report import Section, write_report
 
 KIND = "probe job"

@@ -26,6 +26,7 @@ from jaxtyping import Float64
 from interp import artifact
 from interp.dataset import ContradictoryLabelsWarning, Dataset
 from interp.engine import as_engine, fixed_threads
+from interp.jobs import Progress, read_task
 from interp.model import HookedTransformer
 from interp.probe.joining import trained_on
 from interp.probe.labelled import Labelled, tied_sentence
@@ -35,7 +36,7 @@ from interp.probe.reading import EVERY, read_place
 from interp.probe.report import ProbeReport, as_json
 from interp.probe.sweep import probe_sweep
 from interp.probe_job import analyses
-from interp.probe_job.folder import JobFolder, read_task
+from interp.probe_job.folder import JobFolder
 from interp.probe_job.owner import settle_owner
 from interp.probe_job.result import ProbeJobReport, load_probe_job_report
 from interp.probe_job.spec import ProbeSpec, load_probe_spec
@@ -43,7 +44,7 @@ from interp.probe_job.stores import job_store
 from interp.probe_job.tasks import open_tasks, run_places
 from interp.probe_job.texts import asked_rows, load_texts
 from interp.probe_job.verdict import job_verdict
-from interp.probe_job.work import Job, Progress
+from interp.probe_job.work import Job
 from interp.weights.load import load
 
 log = logging.getLogger("interp.probe_job")

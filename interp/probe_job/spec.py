@@ -6,16 +6,15 @@ a default; `--set` and `settings=` change single values and go through the same 
 
 import difflib
 import math
-import tomllib
-import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 from interp.content import content_folder
 from interp.dataset import datasets
 from interp.dataset.truthfulqa import FORMS
+from interp.jobs import at_least, build, plain, read_toml
 from interp.probe.methods import GRID, METHODS
 
 PROTOCOLS = ("nested", "split")
@@ -70,7 +69,7 @@ class ControlSpec:
     """Whether the model's own log-likelihood of each text is a baseline."""
 
     def __post_init__(self) -> None:
-        _at_least("n", self.n, LEAST_DRAWS)
+        at_least("n", self.n, LEAST_DRAWS)
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,8 @@ class CausalSpec:
     def __post_init__(self) -> None:
         if not self.strengths or any(not math.isfinite(each) or each == 0 for each in self.strengths):
             raise ValueError(f"strengths must be numbers other than 0, got {list(self.strengths)}")
-        _at_least("n_random", self.n_random, LEAST_DRAWS)
-        _at_least("max_pairs", self.max_pairs, 1)
+        at_least("n_random", self.n_random, LEAST_DRAWS)
+        at_least("max_pairs", self.max_pairs, 1)
 
 
 @dataclass(frozen=True)
@@ -180,9 +179,9 @@ class ProbeSpec:
         if any(not (math.isfinite(each) and each > 0) for each in self.C):
             raise ValueError(f"C must be over 0, got {list(self.C)}")
         for name, least in (("folds", 2), ("n_boot", 100)):
-            _at_least(name, getattr(self, name), least)
+            at_least(name, getattr(self, name), least)
         if self.max_texts is not None:
-            _at_least("max_texts", self.max_texts, 10)
+            at_least("max_texts", self.max_texts, 10)
         if any(seed < 0 for seed in self.seeds):
             raise ValueError(f"seeds must be 0 or more, got {list(self.seeds)}")
 
@@ -221,7 +220,7 @@ class ProbeSpec:
         del values["settings"]
         for each in values["datasets"]:
             each["path"] = each["path"] and Path(each["path"]).name
-        return _plain(values)
+        return plain(values)
 
 
 def _bundled_sets() -> list[str]:
@@ -247,14 +246,7 @@ def load_probe_spec(source: str | Path, settings: Mapping[str, Any] | None = Non
             another type or out of range; the message says where.
     """
     path = _locate(source)
-    try:
-        values = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no TOML: {error}") from error
-    for key, value in (settings or {}).items():
-        _put(values, key.split("."), value)
+    values = read_toml(path, settings)
     for table in ("transfer", "causal"):
         if values.get(table) is False:
             del values[table]
@@ -263,7 +255,7 @@ def load_probe_spec(source: str | Path, settings: Mapping[str, Any] | None = Non
         values["datasets"] = [values["datasets"]]
     if isinstance(values.get("datasets"), list):
         values["datasets"] = [_text_values(each, path.parent) for each in values["datasets"]]
-    return replace(_build(ProbeSpec, values, path.name), settings=dict(settings or {}))
+    return replace(build(ProbeSpec, values, path.name), settings=dict(settings or {}))
 
 
 def _locate(source: str | Path) -> Path:
@@ -280,15 +272,6 @@ def _locate(source: str | Path) -> Path:
     )
 
 
-def _put(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
-    for key in keys[:-1]:
-        inner = values.setdefault(key, {})
-        if not isinstance(inner, dict):
-            raise ValueError(f"{'.'.join(keys)}: {key} is no table but {inner!r}")
-        values = inner
-    values[keys[-1]] = value
-
-
 def _text_values(value: Any, folder: Path) -> Any:
     """A set as a table, its path relative to the specification made whole."""
     if isinstance(value, str):
@@ -297,60 +280,6 @@ def _text_values(value: Any, folder: Path) -> Any:
     if isinstance(value, dict) and isinstance(value.get("path"), str):
         return {**value, "path": str(folder / Path(value["path"]).expanduser())}
     return value
-
-
-# ------------------------------------------------------------------------------------------------- values and their types
-
-
-def _build(kind: Any, values: Mapping[str, Any], where: str) -> Any:
-    known = {each.name: each for each in fields(kind) if each.compare}
-    for key in values:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise ValueError(f"{where}: unknown key {key!r}; {hint}")
-    for name, each in known.items():
-        if name not in values and each.default is MISSING and each.default_factory is MISSING:
-            raise ValueError(f"{where}: the key {name!r} is missing")
-    built = {name: _convert(known[name].type, value, f"{where}: {name}") for name, value in values.items()}
-    try:
-        return kind(**built)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-
-
-def _convert(wanted: Any, value: Any, where: str) -> Any:
-    """A TOML value as the type of its field; one value stands for a list of one."""
-    if get_origin(wanted) in (Union, types.UnionType):
-        wanted = next(each for each in get_args(wanted) if each is not type(None))
-    if is_dataclass(wanted):
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{where} must be a table, got {value!r}")
-        return _build(wanted, value, where)
-    if get_origin(wanted) is tuple:
-        inner = get_args(wanted)[0]
-        listed = value if isinstance(value, list | tuple) else [value]
-        return tuple(_convert(inner, each, where) for each in listed)
-    if wanted is float and type(value) is int:
-        return float(value)
-    expected = get_origin(wanted) or wanted
-    if type(value) is not expected:
-        raise ValueError(f"{where} must be {_WORDS[expected]}, got {value!r}")
-    return value
-
-
-_WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{name} must be {least} or more, got {value}")
 
 
 def _known_kinds(kinds: Sequence[str]) -> None:

@@ -22,10 +22,11 @@ import torch
 
 from interp import artifact
 from interp.engine import as_engine, fixed_threads, run_tasks
+from interp.jobs import read_task
 from interp.probe.place import PlaceResult, fit_place
 from interp.probe.plan import SweepPlan, sweep_plan
 from interp.probe.reading import place_name
-from interp.probe_job.folder import JobFolder, read_task
+from interp.probe_job.folder import JobFolder
 from interp.store import Store, open_store
 
 KIND = "probe task"

@@ -1,12 +1,12 @@
 """`Job`: what every step of a job knows, and what decides whether an earlier result may be used again."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from interp import artifact
 from interp.dataset import Dataset
+from interp.jobs import Progress
 from interp.model import HookedTransformer
 from interp.probe.reading import expand_places
 from interp.probe_job.folder import JobFolder
@@ -14,9 +14,6 @@ from interp.probe_job.spec import ProbeSpec
 from interp.probe_job.tasks import TaskFiles
 from interp.probe_job.texts import asked_rows
 from interp.store import Store
-
-Progress = Callable[[str, int, int], Any]
-"""Told (step, done, in all) between two pieces of work; what it raises ends the job there."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,8 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.hooks import HookContext
-from interp.intervene import HookFunction, chosen_tokens
-from interp.intervene.place import check_place
+from interp.intervene.place import HookFunction, Where, check_place, chosen_tokens, describe_place
 from interp.model import HookedTransformer
 from interp.model.splicing import check_model
 from interp.sae.features import SAEFeatures, check_features
@@ -50,7 +49,7 @@ class SteerLatent:
         unit: "raw", activations as `sae.encode` gives them; "max" or "mean": multiples of each latent's largest activation,
             or of its mean where it fires, as `features` knows them.
         features: for `max` and `mean`: what `sae_features` made, or a frame with columns latent, max, mean_active.
-        where, positions, phase: which tokens.
+        where, positions, phase: which tokens: a word, or a `Where`.
     """
 
     sae: Any
@@ -59,7 +58,7 @@ class SteerLatent:
     value: Any = None
     unit: str = "raw"
     features: Any = None
-    where: str = "all"
+    where: str | Where = "all"
     positions: Sequence[int] | None = None
     phase: str | None = None
 
@@ -115,8 +114,8 @@ class SteerLatent:
         """The settings as JSON, for the card of a result."""
         return {
             "intervention": "steer_latent", "kind": self.kind, "latents": self.latents, "amounts": self.amounts().tolist(),
-            "unit": self.unit, "sites": list(self.sae.sites), "targets": list(self.sae.targets), "where": self.where,
-            "positions": None if self.positions is None else list(self.positions), "phase": self.phase,
+            "unit": self.unit, "sites": list(self.sae.sites), "targets": list(self.sae.targets),
+            **describe_place(self.where, self.positions, self.phase),
         }  # fmt: skip
 
     def hook_functions(self, model: HookedTransformer) -> list[tuple[str, HookFunction]]:

@@ -1,164 +1,283 @@
-"""`steering_experiment`: effect, damage and generations of a vector, beside random directions of its norm."""
+"""`steering_experiment`: what a vector does, what it breaks, and what a push that means nothing does in its place.
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+On one grid of strengths, with 0 on it:
 
+1. *effect*: the change of each measure on prompts that the vector never saw, item by item, with intervals;
+2. *damage*: loss and KL on other text, accuracy on multiple choices, repetition in what is written;
+3. *controls*: random directions of the same norm at the same strengths, and an instruction in the vector's place;
+4. *text*: continuations side by side, by the same random numbers, parted where they first differ.
+
+An effect without the random band may be nothing but a push; one without its damage may be a broken model; and a mean hides
+the prompts that move the wrong way (Tan et al. 2024, arXiv 2407.12404).
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
 import pandas as pd
-import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from interp import artifact
-from interp import sites as site_names
-from interp.dataset import ContrastPair
-from interp.intervene import Steer, special_tokens, typical_rows
+from interp.dataset import ContrastPair, Question
+from interp.intervene.targets import targets_of
 from interp.model import HookedTransformer
-from interp.steering.fit import encode_responses
-from interp.steering.report import EFFECTS, GENERATIONS, SteeringReport
-from interp.steering.vector import SteeringVector
+from interp.probe.completions import common_prefix
+from interp.steering import figures
+from interp.steering.damage import choice_figures, damage_figures
+from interp.steering.plan import (
+    NEUTRAL,
+    STRENGTHS,
+    VECTOR,
+    ExperimentPlan,
+    Setting,
+    SettingResult,
+    experiment_plan,
+    run_setting,
+    unit_of,
+)
+from interp.steering.report import DAMAGE, EFFECTS, GENERATIONS, VALUES, SteeringReport
+from interp.steering.saved import experiment_arguments
+from interp.steering.seen import refuse_seen
+
+
+@runtime_checkable
+class Kept(Protocol):
+    """Results that are there already."""
+
+    def get(self, setting: Setting) -> SettingResult | None: ...
+    def put(self, setting: Setting, result: SettingResult) -> None: ...
 
 
 def steering_experiment(
     model: HookedTransformer,
-    vector: SteeringVector,
-    prompts: str | Sequence[str],
+    vector: Any,
+    prompts: str | Sequence[str] | Any = (),
     *,
-    strengths: Sequence[float] = (-0.1, 0.1),
-    pairs: Sequence[ContrastPair] = (),
-    texts: str | Sequence[str] = (),
-    n_random: int = 19,
-    max_new_tokens: int = 30,
-    seed: int = 0,
+    strengths: Sequence[float] | Any = STRENGTHS,
+    measure: Any = None,
+    pairs: Sequence[ContrastPair] | Any = (),
+    texts: str | Sequence[str] | Any = (),
+    choices: Sequence[Question] | Any = (),
+    n_random: int | Any = 19,
+    random_strengths: str | Any = "all",
+    kind: str | Any = "add",
+    where: Any = "all",
+    unit: str | Any = None,
+    site: str | Any = None,
+    when: Any = None,
+    instruction: str | Any = None,
+    max_new_tokens: int | Any = 30,
+    temperature: float | Any = 0.0,
+    seed: int | Any = 0,
+    batch_size: int | Any = 32,
+    kept: Kept | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SteeringReport:
-    """Steer, generate side by side, and measure effect and damage.
+    """Measure effect and damage of a vector on a grid of strengths, beside controls, and write side by side.
 
     Args:
-        model, vector: the vector must be the model's.
-        prompts: continued without and with the vector, greedily.
-        strengths: in typical norms; 0 is always measured too.
-        pairs: held-out contrasts. The effect is the change of log p(positive | prompt) - log p(negative | prompt), in
-            nats for each response, by the vector, which must not have been fitted on them.
-        texts: other text, whose rise of loss is the damage.
-        n_random: random directions at the largest strength, half isotropic, half with the covariance of the held-out
-            activations, all orthogonal to the vector; 19 give p <= .05.
-        max_new_tokens: of each continuation.
-        seed: of the random directions.
+        model: the one that the vector is for.
+        vector: what `Steer` takes: a steering vector, vectors of several layers, directions of heads, a latent's direction.
+        prompts: continued without and with the vector; measures without prompts of their own read these.
+        strengths: 0 is always measured too.
+        measure: what is read: `PairPreference`, `TargetTokens`, `ProbeScore`, `PhraseRate`, `TextScore`, a function of (model,
+            prompts) that gives a number for each prompt, or a list of them, or a dict name -> function.
+        pairs: held-out contrasts: the measure "preference", log p(positive | prompt) - log p(negative | prompt) in nats, is
+            added. The vector must not have been fitted on them, nor on their words.
+        texts: other text, for the rise of loss and KL.
+        choices: questions for the accuracy.
+        n_random: random directions at each strength, half isotropic, half with the covariance of activations, orthogonal
+            to the vector; 19 give p <= .05.
+        random_strengths: "all", or "largest" to save time.
+        kind, where, unit, site, when: as in `Steer`.
+        instruction: a system prompt in the vector's place, for example "Be enthusiastic.". Its effect is that on the same
+            prompts in a conversation with it and without it (a paragraph before the prompt, where the model has no chat
+            template), and stands in the report as a direction of its own.
+        max_new_tokens: of each continuation; 0 writes none.
+        temperature: of the continuations; 0 is greedy. All settings draw with the same random numbers.
+        seed: of random directions, continuations and intervals.
+        batch_size: texts in a pass.
+        kept: results of an earlier run, and where to keep new ones.
         progress: called with (done, total) settings.
+
+    Raises:
+        ValueError: a vector of another model, nothing to measure, a pair that the vector was fitted on, or a measure that
+            does not see the vector at all: all its values at some strength are those without it, bit for bit.
     """
-    if vector.card.get("fingerprint") not in (None, model.fingerprint):
-        raise ValueError(
-            f"the vector was fitted on another model ({vector.card.get('model')}), not on {model.cfg.name}"
-        )
-    prompts = [prompts] if isinstance(prompts, str) else prompts
-    texts = [texts] if isinstance(texts, str) else texts
-    if n_random < 0:
-        raise ValueError(f"n_random must be 0 or more, got {n_random}")
-    if not prompts and not pairs:
-        raise ValueError("give prompts to continue, held-out pairs to measure on, or both")
-    grid = sorted({0.0, *map(float, strengths)})
-    largest = max(grid, key=lambda strength: (abs(strength), strength))
-    settings = [("vector", vector, strength) for strength in grid]
-    if pairs and largest:
-        randoms = random_directions(model, vector, pairs, n_random, seed)
-        settings += [(f"random {i} ({kind})", each, largest) for i, (kind, each) in enumerate(randoms)]
-    base = _preferences(model, pairs, None) if pairs else None
-    base_loss = _mean_loss(model, texts, None)
-    rows = []
-    for done, (name, direction, strength) in enumerate(settings):
-        steer = Steer(direction, strength)
-        change = _preferences(model, pairs, steer) - base if base is not None else torch.zeros(0)
-        loss = _mean_loss(model, texts, steer) - base_loss if texts else float("nan")
-        rows.append({"direction": name, "strength": strength, **_summary(change, strength, seed), "loss_rise": loss})
-        if progress is not None:
-            progress(done + 1, len(settings))
-    card = artifact.provenance(
-        model=model.cfg.name, fingerprint=model.fingerprint, vector=vector.card, site=vector.site, n_pairs=len(pairs),
-        n_texts=len(texts), n_random=n_random if pairs else 0, seed=seed,
+    plan = experiment_plan(
+        model, vector, prompts, strengths=strengths, measure=measure, pairs=pairs, texts=texts, choices=choices,
+        n_random=n_random, random_strengths=random_strengths, kind=kind, where=where, unit=unit, site=site, when=when,
+        instruction=instruction, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, batch_size=batch_size,
     )  # fmt: skip
-    return SteeringReport(
-        pd.DataFrame(rows, columns=pd.Index(EFFECTS)), _side_by_side(model, vector, prompts, grid, max_new_tokens), card
+    refuse_seen(getattr(vector, "card", {}), plan.pairs)
+    found: dict[Setting, SettingResult] = {}
+    for done, setting in enumerate(plan.settings):
+        result = None if kept is None else kept.get(setting)
+        if result is None:
+            result = run_setting(model, plan, setting)
+            if kept is not None:
+                kept.put(setting, result)
+        found[setting] = result
+        if progress is not None:
+            progress(done + 1, len(plan.settings))
+    return assembled(plan, found)
+
+
+def steering_experiment_again(
+    report: SteeringReport | str | os.PathLike[str] | Any,
+    model: HookedTransformer,
+    *,
+    measure: Any = None,
+    when: Any = None,
+    kept: Kept | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> SteeringReport:
+    """Run a report's experiment again, from what the report holds.
+
+    Args:
+        report: a SteeringReport, or its file.
+        model: the one that it was made with.
+        measure: the measures that no file can hold (functions, probes), by the names that they have in the report.
+        when: the condition, where there was one.
+        kept: as in `steering_experiment`.
+        progress: called with (done, total) settings.
+
+    Raises:
+        ValueError: another model, a report of before format 2, or a measure that must be given again.
+    """
+    return steering_experiment(
+        model, **experiment_arguments(report, model, measure, when), kept=kept, progress=progress
     )
 
 
-def _summary(change: Tensor, strength: float, seed: int) -> dict[str, float | int]:
-    """Mean change with its 95 % bootstrap interval over pairs, and the share that moved the wrong way."""
-    if not len(change):
-        return {"effect": math.nan, "low": math.nan, "high": math.nan, "wrong_way": math.nan, "n": 0}
-    draws = torch.randint(0, len(change), (1000, len(change)), generator=torch.Generator().manual_seed(seed))
-    low, high = change[draws].mean(1).quantile(torch.tensor([0.025, 0.975]))
-    wrong = float((change * strength < 0).float().mean()) if strength else 0.0
-    return {
-        "effect": float(change.mean()),
-        "low": float(low),
-        "high": float(high),
-        "wrong_way": wrong,
-        "n": len(change),
-    }
+# --------------------------------------------------------------------------------------------------------- the checks
 
 
-@torch.inference_mode()
-def _preferences(model: HookedTransformer, pairs: Sequence[ContrastPair], steer: Steer | None) -> Float[Tensor, "pair"]:
-    """log p(positive | prompt) - log p(negative | prompt) of each pair, summed over the response's tokens."""
-    prompts = [pair.prompt for pair in pairs] * 2
-    responses = [pair.positive for pair in pairs] + [pair.negative for pair in pairs]
-    found = []
-    for start in range(0, len(prompts), 16):
-        batch, lengths = encode_responses(model, prompts[start : start + 16], responses[start : start + 16])
-        with model.intervene(*([steer] if steer is not None else [])):
-            losses = model.loss(batch, per_token=True)
-        response = torch.arange(1, batch.ids.shape[1]) >= lengths[:, None]
-        found.append(-(losses * response).sum(1))
-    total = torch.cat(found)
-    return total[: len(pairs)] - total[len(pairs) :]
+def _refuse_blind(plan: ExperimentPlan, found: Mapping[Setting, SettingResult]) -> None:
+    """ValueError for a path that does not see the vector. A condition may rightly leave everything as it is."""
+    if "when" in plan.options:
+        return
+    base = found[Setting(VECTOR, "vector", 0.0)]
+    for setting, result in found.items():
+        if setting.kind != "vector" or not setting.strength:
+            continue
+        at = f"at strength {setting.strength:g} it gives what it gives without, bit for bit. Look at where= and at its layer"
+        for measure in plan.measures:
+            values = result.values[measure.name]
+            if not measure.reads_text and np.array_equal(values, base.values[measure.name]):
+                raise ValueError(f"the measure {measure.name!r} does not see the vector: {at}")
+        if result.written and all(a.logprob == b.logprob for a, b in zip(result.written, base.written)):
+            raise ValueError(f"generation does not see the vector: {at}")
 
 
-@torch.inference_mode()
-def _mean_loss(model: HookedTransformer, texts: Sequence[str], steer: Steer | None) -> float:
-    if not texts:
-        return math.nan
-    with model.intervene(*([steer] if steer is not None else [])):
-        return float(model.loss(list(texts)))
+# ---------------------------------------------------------------------------------------------------------- the tables
 
 
-@torch.inference_mode()
-def random_directions(
-    model: HookedTransformer, vector: SteeringVector, pairs: Sequence[ContrastPair], n: int, seed: int
-) -> list[tuple[str, SteeringVector]]:
-    """n unit directions orthogonal to the vector: isotropic ones, and random combinations of held-out activations."""
-    generator = torch.Generator().manual_seed(seed)
-    layer = site_names.layer_of(vector.site)
-    batch, _ = encode_responses(model, [pair.prompt for pair in pairs], [pair.positive for pair in pairs])
-    _, cache = model.run_with_cache(batch, sites=vector.site, stop_at_layer=None if layer is None else layer + 1)
-    rows = typical_rows(cache[vector.site].flatten(2), cache.tokens.mask, special_tokens(model, cache.tokens.ids))
-    rows = rows - rows.mean(0)
-    found = []
-    for index in range(n):
-        kind = "isotropic" if index % 2 == 0 else "covariance"
-        weights = torch.randn(len(rows) if kind == "covariance" else rows.shape[1], generator=generator)
-        raw = weights @ rows if kind == "covariance" else weights
-        raw = raw - (raw @ vector.direction) * vector.direction
-        found.append((kind, replace(vector, direction=raw / raw.norm(), card={"method": f"random {kind}"})))
-    return found
+def assembled(plan: ExperimentPlan, found: Mapping[Setting, SettingResult]) -> SteeringReport:
+    """The report of an experiment whose settings have all run."""
+    _refuse_blind(plan, found)
+    damage = _damage(plan, found)
+    card = artifact.provenance(
+        model=plan.model.cfg.name, fingerprint=plan.model.fingerprint, vector=getattr(plan.vector, "card", {}),
+        sites=[target.place for target in targets_of(plan.vector)], site=targets_of(plan.vector)[0].site, unit=unit_of(plan),
+        kind=plan.options["kind"], where=plan.inputs["options"]["where"], n_pairs=len(plan.pairs), n_texts=len(plan.texts),
+        n_choices=len(plan.choices), n_random=plan.n_random if plan.measures or plan.texts else 0, seed=plan.seed,
+    )  # fmt: skip
+    return SteeringReport(
+        effects=_effects(plan, found, damage),
+        damage=damage,
+        values=_values(plan, found),
+        generations=_generations(plan, found),
+        card=card,
+        inputs=plan.inputs,
+    )
 
 
-def _side_by_side(
-    model: HookedTransformer, vector: SteeringVector, prompts: Sequence[str], grid: Sequence[float], max_new_tokens: int
-) -> pd.DataFrame:
-    """Greedy continuations at every strength, all prompts of a strength in one batch."""
-    if not prompts:
-        return pd.DataFrame(columns=pd.Index(GENERATIONS))
-    plain = model.generate(list(prompts), max_new_tokens)
+def _base(setting: Setting) -> Setting:
+    """What a setting is compared with."""
+    return Setting(NEUTRAL, "neutral", 0.0) if setting.kind == "instruction" else Setting(VECTOR, "vector", 0.0)
+
+
+def _effects(plan: ExperimentPlan, found: Mapping[Setting, SettingResult], damage: pd.DataFrame) -> pd.DataFrame:
+    cost = {(row["direction"], row["strength"]): row for row in damage.to_dict("records")}
     rows = []
-    for strength in grid:
-        with model.intervene(Steer(vector, strength)):
-            out = plain if strength == 0 else model.generate(list(prompts), max_new_tokens)
-        for index, prompt in enumerate(prompts):
-            before, after = plain.tokens[index], out.tokens[index]
-            assert isinstance(before, list)
-            assert isinstance(after, list)
-            differs = [i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b]
-            first = differs[0] if differs else (None if len(before) == len(after) else min(len(before), len(after)))
-            rows.append((prompt, strength, out.text[index], first))
+    for setting, result in found.items():
+        if setting.kind == "neutral":
+            continue
+        broken = cost[setting.name, setting.strength]
+        about = {
+            "direction": setting.name, "kind": setting.kind, "strength": setting.strength,
+            **{name: broken[name] for name in ("loss_rise", "kl_last", "kl_mean")},
+        }  # fmt: skip
+        for measure in plan.measures:
+            groups = [group for _, group in measure.items(plan.prompts)]
+            sign = 1.0 if setting.kind == "instruction" else setting.strength
+            change = figures.mean_change(
+                result.values[measure.name],
+                found[_base(setting)].values[measure.name],
+                sign,
+                groups=groups,
+                seed=plan.seed,
+            )
+            measured = {"measure": measure.name, "unit": measure.unit, **vars(change), **about}
+            rows.append({name: measured[name] for name in EFFECTS})
+        if not plan.measures:
+            rows.append({"measure": "", "unit": "", "n": 0, **about})
+    return pd.DataFrame(rows, columns=pd.Index(EFFECTS))
+
+
+def _damage(plan: ExperimentPlan, found: Mapping[Setting, SettingResult]) -> pd.DataFrame:
+    base = found[Setting(VECTOR, "vector", 0.0)]
+    rows = []
+    for setting, result in found.items():
+        if setting.kind == "neutral":
+            continue
+        row = {"direction": setting.name, "kind": setting.kind, "strength": setting.strength}
+        if result.damage is not None and base.damage is not None:
+            row |= damage_figures(result.damage, base.damage, plan.seed)
+        if result.right is not None:
+            row |= choice_figures(result.right)
+        if result.written:
+            tokens = [each.tokens for each in result.written]
+            row |= {f"distinct_{n}": figures.distinct_n(tokens, n) for n in (1, 2, 3)}
+            row["repetition"] = figures.repetition(tokens)
+        rows.append(row)
+    return pd.DataFrame(rows, columns=pd.Index(DAMAGE))
+
+
+def _values(plan: ExperimentPlan, found: Mapping[Setting, SettingResult]) -> pd.DataFrame:
+    rows = [
+        (measure.name, setting.name, setting.strength, item, prompt, group, float(value))
+        for setting, result in found.items()
+        if setting.kind in ("vector", "instruction", "neutral")
+        for measure in plan.measures
+        for item, ((prompt, group), value) in enumerate(zip(measure.items(plan.prompts), result.values[measure.name]))
+    ]
+    return pd.DataFrame(rows, columns=pd.Index(VALUES))
+
+
+def _generations(plan: ExperimentPlan, found: Mapping[Setting, SettingResult]) -> pd.DataFrame:
+    rows = []
+    for setting, result in found.items():
+        if setting.kind not in ("vector", "instruction"):
+            continue
+        for prompt, now, before in zip(plan.prompts, result.written, found[_base(setting)].written):
+            first, same = _divergence(plan.model, before.tokens, before.text, now.tokens, now.text)
+            rows.append((prompt, setting.strength, setting.name, now.text, first, same, now.text[len(same) :]))
     return pd.DataFrame(rows, columns=pd.Index(GENERATIONS))
+
+
+def _divergence(
+    model: HookedTransformer, before: list[int], plain: str, after: list[int], text: str
+) -> tuple[int | None, str]:
+    """Index of the first new token that differs (None for none), and the text up to there."""
+    if before == after:
+        return None, text
+    places = [index for index, (a, b) in enumerate(zip(before, after)) if a != b]
+    first = places[0] if places else min(len(before), len(after))
+    shared = "" if model.tokenizer is None else model.tokenizer.decode(after[:first])
+    if not (text.startswith(shared) and plain.startswith(shared)):
+        # A character may be cut between tokens: what both texts begin with is then the most that is the same.
+        shared = text[: common_prefix(plain, text)]
+    return first, shared

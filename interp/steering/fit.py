@@ -1,25 +1,36 @@
-"""`steering_vector`: a direction from contrast pairs, from a store of labelled texts, or from a fitted probe."""
+"""`steering_vector` and `steering_vectors`: directions from contrasts, at one site or at several in one pass.
+
+1. Texts or a store become rows, one a text and site (`contrast`, `rows`); a probe and an SAE latent bring their direction.
+2. A method makes a direction of the two sets of rows (`methods`), which is made a unit vector.
+3. The site's typical rows give the units of strength: their median norm, and their standard deviation along the direction.
+4. The card says the formula, what was read, and how well the direction separates groups of texts that it was not fitted on.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from interp import artifact
 from interp import sites as site_names
-from interp.dataset import ContrastPair
-from interp.intervene import special_tokens, typical_rows
+from interp.intervene import Direction
 from interp.model import HookedTransformer
+from interp.probe.inputs import check_whole
 from interp.probe.value import Probe
-from interp.steering.probed import vector_of_probe
+from interp.steering.contrast import encode_contrast, example_of, given_groups, read_contrast, tokenizer_of
+from interp.steering.methods import METHODS, Sides, held_out_separation, method_of
+from interp.steering.probed import vector_of_direction, vector_of_probe
+from interp.steering.rows import TypicalRows, read_rows, stored_rows
 from interp.steering.vector import SteeringVector
+from interp.steering.vectors import SteeringVectors
 from interp.store import Store
-from interp.tokens import Tokens
 
-TOKENS = ("response_mean", "last")
 SITE = "resid_post:-1"
 """Where a vector is fitted if nothing is said."""
 
@@ -31,140 +42,196 @@ def steering_vector(
     method: str = "mean_difference",
     site: str | None = None,
     tokens: str | None = None,
-    batch_size: int = 32,
+    batch_size: int | Any = 32,
     reference: object = None,
+    C: Any = None,
+    seed: int | Any = 0,
+    groups: Any = None,
 ) -> SteeringVector:
-    """Fit a direction from contrasts, or take that of a probe.
+    """Fit a direction from contrasts, or take that of a probe or of an SAE latent.
 
     Args:
-        data: ContrastPairs, (positive, negative) texts, mappings with these keys, a store with labels 1 and 0, or a linear
-            `Probe`: its direction, towards the label 1, at the site that it reads. That of a head's z becomes what the head
-            adds to `attn_out`, through W_O.
+        data: one of
+
+            - contrast pairs: ContrastPairs, (positive, negative) or (prompt, positive, negative) texts, mappings or a table
+              with these keys;
+            - labelled texts: a `Dataset`, `Example`s, or a table with text, label and perhaps group;
+            - a store with labels 1 and 0;
+            - a linear `Probe`: its direction, towards the label 1, at the site that it reads. That of a head's z becomes
+              what the head adds to `attn_out`, through W_O;
+            - any other direction, such as `interp.latent_direction(sae, 17)`.
         model: the model that the vector is for.
-        method: `mean_difference`.
-        site: one place of width d_model, for example `resid_post:12`; None for `resid_post:-1`, or the probe's.
-        tokens: `response_mean` (mean over the response's tokens; the default for pairs with a prompt) or `last`.
-        batch_size: texts in one forward pass.
-        reference: for a probe, where the typical norm comes from: a store with the site, or texts; None for the rows that
-            the probe was fitted on.
+        method: `mean_difference`, `pca` (pairs only), `logistic`, `mass_mean` or `lda`; see `interp.steering.methods`.
+        site: one place that holds a vector for each token, such as `resid_post:12`; None for `resid_post:-1`, or the
+            probe's. Several places: `steering_vectors`.
+        tokens: `response_mean` (mean over the response's tokens; the default for pairs with a prompt), `last` (the default
+            otherwise) or `answer` (the token in which the responses of a pair differ, such as the letter of " (A)");
+            special tokens and the first of a text are in no mean. Of a store "last" or what else `Store.pooled` takes.
+        batch_size: texts in one forward pass. No figure depends on it.
+        reference: for a probe or a direction, where the typical norm and the standard deviation come from: a store with the
+            site, or texts; None for the rows that the probe was fitted on.
+        C: for `logistic`: its strength as in scikit-learn, or several to choose from; None for those of `interp.fit_probe`.
+        seed: of the folds, and of the sample of typical rows.
+        groups: what texts are about, one value a pair (a labelled text, a text of the store): folds keep groups together.
+            None for the groups of the data; pairs without one are groups of their own. "rows" for each its own.
 
     Raises:
-        ValueError: fewer than two pairs, one label only, a store or probe of another model, a site that the model lacks, or
-            a probe of a kind that has no direction.
+        ValueError: fewer than two pairs, one label only, a store or probe of another model, a site that the model lacks or
+            that holds a vector for each head, `pca` without pairs, a `logistic` without groups, or a probe of a kind that has
+            no direction.
     """
-    if method != "mean_difference":
-        raise ValueError(f"method={method!r} is unknown; available is mean_difference")
-    if isinstance(data, Probe):
-        return vector_of_probe(data, model, site, reference)
+    way = method_of(method)
+    check_whole(1, batch_size=batch_size)
+    check_whole(seed=seed)
+    if isinstance(data, Probe | Direction):
+        given = {
+            "tokens": tokens,
+            "C": C,
+            "groups": groups,
+            "method": None if way is METHODS["mean_difference"] else method,
+        }
+        said = [name for name, value in given.items() if value is not None]
+        if said:
+            raise ValueError(f"{type(data).__name__} is fitted already: leave {', '.join(said)} out")
+        if isinstance(data, Probe):
+            return vector_of_probe(data, model, site, reference, batch_size, seed)
+        return vector_of_direction(data, model, site, reference, batch_size, seed)
     if reference is not None:
         raise ValueError("reference= says where a probe's typical norm comes from; pairs and stores bring their own")
     names = model.expand_sites(site or SITE)
     if len(names) != 1:
-        raise ValueError(f"a steering vector is fitted at one site; {site!r} names {len(names)}")
-    if isinstance(data, Store):
-        return _from_store(data, model, names[0])
-    pairs = _pairs(data)
-    if len(pairs) < 2:
-        raise ValueError(f"a direction needs at least two pairs, got {len(pairs)}")
-    tokens = tokens or ("response_mean" if any(pair.prompt for pair in pairs) else "last")
-    if tokens not in TOKENS:
-        raise ValueError(f"tokens={tokens!r} is unknown; choose from {', '.join(TOKENS)}")
-    prompts = [pair.prompt for pair in pairs] * 2
-    responses = [pair.positive for pair in pairs] + [pair.negative for pair in pairs]
-    pooled, norms = _pooled_responses(model, prompts, responses, names[0], tokens, batch_size)
-    difference = (pooled[: len(pairs)] - pooled[len(pairs) :]).mean(0)
-    card = {
-        "tokens": tokens,
-        "n_pairs": len(pairs),
-        "n_typical_tokens": len(norms),
-        "data_hash": artifact.hash_texts(prompts + responses),
-    }
-    return _vector(difference, names[0], float(norms.median()), model, card)
+        raise ValueError(
+            f"a steering vector is fitted at one site; {site!r} names {len(names)}: steering_vectors fits them all"
+        )
+    return _fitted(data, _Request(model, names, method, tokens, batch_size, C, seed, groups)).parts[0]
 
 
-def _from_store(store: Store, model: HookedTransformer, site: str) -> SteeringVector:
-    store.check_model(model)
-    x, frame = store.pooled(site, tokens="last")
-    labels = torch.tensor(frame["label"].astype("float").to_numpy())
+def steering_vectors(
+    data: object,
+    *,
+    model: HookedTransformer,
+    sites: Any = "resid_post:*",
+    method: str = "mean_difference",
+    tokens: str | None = None,
+    batch_size: int | Any = 32,
+    C: Any = None,
+    seed: int | Any = 0,
+    groups: Any = None,
+) -> SteeringVectors:
+    """Fit a direction at each of several sites, in one pass over the texts.
+
+    Args:
+        data: as for `steering_vector`: contrast pairs, labelled texts, or a store with labels.
+        sites: `resid_post:8-12`, `resid_post:*`, or a list of names.
+        model, method, tokens, batch_size, C, seed, groups: as there.
+
+    Raises:
+        ValueError: as there; and for a probe or a direction, which belongs to one site.
+    """
+    method_of(method)
+    check_whole(1, batch_size=batch_size)
+    check_whole(seed=seed)
+    if isinstance(data, Probe | Direction):
+        raise ValueError(f"a {type(data).__name__} stands at one site: use steering_vector")
+    return _fitted(data, _Request(model, model.expand_sites(sites), method, tokens, batch_size, C, seed, groups))
+
+
+@dataclass(frozen=True, eq=False)
+class _Request:
+    """What is asked for, once it is checked."""
+
+    model: HookedTransformer
+    sites: list[str]
+    method: str
+    tokens: str | None
+    batch_size: int
+    C: Any
+    seed: int
+    groups: Any
+
+    def __post_init__(self) -> None:
+        if self.C is not None and self.method != "logistic":
+            raise ValueError(
+                f"method={self.method!r} has no strength to set (C={self.C!r}): leave C out, or use method='logistic'"
+            )
+        for site in self.sites:
+            shape = site_names.kind_of(site).shape.split()
+            if len(shape) == 4:
+                raise ValueError(
+                    f"{site_names.short_name(site)} holds {' '.join(shape)}, a vector for each head; a steering vector is one "
+                    "for each token: use attn_out or resid_post, or interp.head_vectors for directions of heads"
+                )
+
+    def sides(
+        self, rows: Float[Tensor, "text d"], labels: np.ndarray, groups: list[str] | str | None, paired: bool
+    ) -> Sides:
+        """The rows of the two labels apart, and the groups in their order."""
+        order = np.concatenate([np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)])
+        n = int((labels == 1).sum())
+        known = groups if groups is None or isinstance(groups, str) else [groups[i] for i in order]
+        return Sides(rows[order[:n]], rows[order[n:]], paired, known, self.C, self.seed)
+
+
+def _fitted(data: object, ask: _Request) -> SteeringVectors:
+    sides, typical, facts = _of_store(data, ask) if isinstance(data, Store) else _of_texts(data, ask)
+    origin = artifact.provenance(model=ask.model.cfg.name, fingerprint=ask.model.fingerprint)
+    facts = {**facts, "groups": _n_groups(sides), "seed": ask.seed, **origin}
+    parts = tuple(_vector(sides[site], typical[site], site, ask.method, facts) for site in ask.sites)
+    shared = {"method": ask.method, "formula": METHODS[ask.method].formula}
+    return SteeringVectors(parts, {**shared, "sites": [site_names.short_name(site) for site in ask.sites], **facts})
+
+
+def _of_texts(data: object, ask: _Request) -> tuple[dict[str, Sides], dict[str, TypicalRows], dict[str, Any]]:
+    contrast = read_contrast(data, ask.groups)
+    tokens = ask.tokens or contrast.default_tokens
+    encoded = encode_contrast(ask.model, contrast, tokens)
+    rows, typical = read_rows(ask.model, encoded, ask.sites, ask.batch_size, ask.seed)
+    paired = contrast.n_pairs is not None
+    sides = {site: ask.sides(rows[site], contrast.labels, contrast.groups, paired) for site in ask.sites}
+    example = example_of(tokenizer_of(ask.model), encoded)
+    return sides, typical, {"tokens": tokens, **contrast.facts, "example": example}
+
+
+def _of_store(store: Store, ask: _Request) -> tuple[dict[str, Sides], dict[str, TypicalRows], dict[str, Any]]:
+    store.check_model(ask.model)
+    tokens = ask.tokens or "last"
+    rows, frame = {}, pd.DataFrame()
+    for site in ask.sites:
+        rows[site], frame = store.pooled(site, tokens=tokens)  # every site has the same texts
+    labels = frame["label"].astype("float").to_numpy()
     if not ((labels == 1).any() and (labels == 0).any()):
         raise ValueError("the store needs texts of both labels, 1 and 0; record examples with labels")
-    difference = x[labels == 1].mean(0) - x[labels == 0].mean(0)
-    card = {"tokens": "last", "n_positive": int((labels == 1).sum()), "n_negative": int((labels == 0).sum())}
-    return _vector(difference, site, float(store.stats(site).typical_norm), model, card)
+    groups = given_groups(ask.groups, len(frame), "text of the store")
+    if groups is None and "group" in frame and bool(frame["group"].notna().all()):
+        groups = frame["group"].astype(str).tolist()
+    sides = {site: ask.sides(rows[site], labels, groups, False) for site in ask.sites}
+    said = [f"{label} {text}" for label, text in zip(labels, frame["text"], strict=True)]
+    counts = {"n_positive": int((labels == 1).sum()), "n_negative": int((labels == 0).sum())}
+    typical = {site: stored_rows(store, site, ask.seed) for site in ask.sites}
+    return sides, typical, {"tokens": tokens, **counts, "data_hash": artifact.hash_texts(said)}
 
 
-def _vector(
-    difference: Tensor, site: str, typical: float, model: HookedTransformer, card: dict[str, Any]
-) -> SteeringVector:
-    raw = float(difference.norm())
-    if not math.isfinite(raw):
+def _n_groups(sides: Mapping[str, Sides]) -> int | str | None:
+    groups = next(iter(sides.values())).groups
+    return groups if groups is None or isinstance(groups, str) else len(set(groups))
+
+
+def _vector(sides: Sides, typical: TypicalRows, site: str, method: str, facts: dict[str, Any]) -> SteeringVector:
+    way = METHODS[method]
+    if not bool(torch.isfinite(sides.X).all()):
         raise ValueError(f"the activations at {site} are NaN or infinite: a hook wrote it, or the dtype is too narrow")
-    if not raw > 0:
+    found = way.fit(sides)
+    size = float(found.direction.norm())
+    if not size > 0 or not math.isfinite(size):
         raise ValueError(f"the two sides have the same mean at {site}: there is no direction")
-    origin = artifact.provenance(model=model.cfg.name, fingerprint=model.fingerprint)
-    return SteeringVector(difference / raw, site, typical, 1.0, raw, {"method": "mean_difference", **card, **origin})
-
-
-def _pairs(data: object) -> list[ContrastPair]:
-    if not isinstance(data, Sequence) or isinstance(data, str):
-        raise ValueError(f"expected contrast pairs, a store or a probe, got {type(data).__name__}")
-    pairs = []
-    for index, each in enumerate(data):
-        if isinstance(each, ContrastPair):
-            pairs.append(each)
-        elif isinstance(each, Mapping) and {"positive", "negative"} <= set(each):
-            prompt = str(each.get("prompt", ""))
-            pairs.append(ContrastPair(prompt, str(each["positive"]), str(each["negative"]), group=str(index)))
-        elif isinstance(each, Sequence) and not isinstance(each, str) and len(each) in (2, 3):
-            prompt, positive, negative = each if len(each) == 3 else ("", *each)
-            pairs.append(ContrastPair(prompt=prompt, positive=positive, negative=negative, group=str(index)))
-        else:
-            raise ValueError(f"pair {index} is {each!r}; expected (positive, negative) or (prompt, positive, negative)")
-    return pairs
-
-
-def encode_responses(
-    model: HookedTransformer, prompts: Sequence[str], responses: Sequence[str]
-) -> tuple[Tokens, Tensor]:
-    """Prompt + response as one right-padded batch, and the number of tokens that belong to each prompt.
-
-    The prompt is encoded alone and the response without a BOS, so the boundary never falls inside a token.
-    """
-    tokenizer = model.tokenizer
-    if tokenizer is None:
-        raise ValueError("contrast pairs are texts; load the model with a tokenizer")
-    rows, lengths = [], []
-    for index, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-        before = tokenizer.encode(prompt, close=False) if prompt else []
-        after = tokenizer.encode(response, bos=None if not prompt else False)
-        if not after:
-            raise ValueError(f"response {index} is empty")
-        rows.append(before + after)
-        lengths.append(len(before))
-    width = max(map(len, rows))
-    ids = torch.tensor([row + [tokenizer.pad_id] * (width - len(row)) for row in rows])
-    mask = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows])
-    return Tokens(ids, mask, False, None), torch.tensor(lengths)
-
-
-@torch.inference_mode()
-def _pooled_responses(
-    model: HookedTransformer, prompts: list[str], responses: list[str], site: str, tokens: str, batch_size: int
-) -> tuple[Float[Tensor, "text d_model"], Float[Tensor, "row"]]:
-    """One row for each text, and the norms of all typical rows."""
-    layer = site_names.layer_of(site)
-    stop = None if layer is None else layer + 1
-    pooled, norms = [], []
-    for start in range(0, len(prompts), batch_size):
-        batch, lengths = encode_responses(
-            model, prompts[start : start + batch_size], responses[start : start + batch_size]
-        )
-        _, cache = model.run_with_cache(batch, sites=site, stop_at_layer=stop)
-        value, mask = cache[site].flatten(2).float(), cache.tokens.mask
-        norms.append(typical_rows(value, mask, special_tokens(model, cache.tokens.ids)).norm(dim=-1))
-        if tokens == "last":
-            pooled.append(value[torch.arange(len(value)), cache.tokens.last])
-        else:
-            inside = mask & (torch.arange(mask.shape[1]) >= lengths[:, None])
-            pooled.append((value * inside[..., None]).sum(1) / inside.sum(1, keepdim=True))
-    return torch.cat(pooled), torch.cat(norms)
+    direction = (found.direction / size).float()
+    card = {
+        "method": method,
+        "formula": way.formula,
+        **facts,
+        **found.facts,
+        "n_typical_tokens": typical.n,
+        "n_rows_of_sd": len(typical.rows),
+        "held_out": held_out_separation(method, sides),
+    }
+    return SteeringVector(direction, site, typical.norm, 1.0, found.raw_norm, card, typical.sd(direction))

@@ -1,30 +1,31 @@
-"""A probe's direction as a steering vector: what was found by reading, tried by writing.
+"""A direction that is there already as a steering vector: that of a probe, of an SAE latent, or of anything alike.
 
 1. The direction is that of the probe in raw activations, towards the label 1, made a unit vector at the probe's site. That of
    a head's z is taken through the head's W_O to `attn_out`, which has the width of the stream.
-2. The typical norm, the unit of strength, is the median norm of the reference's typical rows; without a reference, of the
-   rows that the probe was fitted on.
+2. The units of strength are the median norm of the reference's typical rows and their standard deviation along the
+   direction. Without a reference the norm is that of the rows that the probe was fitted on, or the direction's own, and the
+   standard deviation is not known.
 
 A logistic probe's direction is the best to read, not the best to write: where features are correlated, mass-mean moves the
 model more (Marks & Tegmark 2023, "The Geometry of Truth", arXiv 2310.06824, section 5).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from interp import artifact
 from interp import sites as site_names
-from interp.intervene import special_tokens, typical_rows
+from interp.intervene import Direction
 from interp.model import HookedTransformer
 from interp.probe.value import Probe
+from interp.steering.rows import typical_of
 from interp.steering.vector import SteeringVector
-from interp.store import Store
 
 
-def vector_of_probe(probe: Probe, model: HookedTransformer, site: str | None, reference: object) -> SteeringVector:
+def vector_of_probe(
+    probe: Probe, model: HookedTransformer, site: str | None, reference: object, batch_size: int = 32, seed: int = 0
+) -> SteeringVector:
     """The steering vector of a linear probe; see `steering_vector`."""
     if probe.site is not None and probe.site.endswith((".hook_sae_acts_post", ".sae_acts_post")):
         raise ValueError(
@@ -43,8 +44,13 @@ def vector_of_probe(probe: Probe, model: HookedTransformer, site: str | None, re
             f"{probe!r} reads {len(direction)} features at {site_names.short_name(name)}, and a steering vector has the width "
             f"of the stream, {width}: fit a probe at resid_post, attn_out or mlp_out, or of one head's z"
         )
-    typical = _typical_norm(probe, model, name, reference)
     norm = float(direction.norm())
+    direction = direction / norm
+    if reference is None:
+        typical, sd = _own_norm(probe, name), None
+    else:
+        rows = typical_of(reference, model, [name], batch_size, seed)[name]
+        typical, sd = rows.norm, rows.sd(direction)
     card = {
         "method": f"probe: {probe.kind}",
         "probe": {key: probe.card[key] for key in ("n", "positives", "C", "groups", "figure") if key in probe.card},
@@ -53,7 +59,37 @@ def vector_of_probe(probe: Probe, model: HookedTransformer, site: str | None, re
     }
     # Only a difference of means is a length in the stream; a logistic regression's weights are per unit of it.
     raw = norm if probe.kind == "mass_mean" and probe.head is None else None
-    return SteeringVector(direction / norm, name, typical, 1.0, raw, card)
+    return SteeringVector(direction, name, typical, 1.0, raw, card, sd)
+
+
+def vector_of_direction(
+    given: Direction, model: HookedTransformer, site: str | None, reference: object, batch_size: int, seed: int
+) -> SteeringVector:
+    """The steering vector of a direction with a site, such as `interp.latent_direction(sae, 17)`; see `steering_vector`.
+
+    Raises:
+        ValueError: a site that the model lacks, or another than the direction's own; a reference without it.
+    """
+    names = model.expand_sites(given.site)
+    if len(names) != 1 or (site is not None and model.expand_sites(site) != names):
+        raise ValueError(
+            f"this direction stands at {given.site}, and means nothing elsewhere; site={site!r}: leave site out"
+        )
+    card = dict(getattr(given, "card", {}))
+    if card.get("fingerprint") not in (None, model.fingerprint):
+        raise ValueError(f"the direction was fitted on another model ({card.get('model')}), not on {model.cfg.name}")
+    direction = given.direction.detach().cpu()
+    typical, sd = given.typical_norm, getattr(given, "sd", None)
+    if reference is not None:
+        rows = typical_of(reference, model, names, batch_size, seed)[names[0]]
+        if len(direction) != rows.rows.shape[1]:
+            raise ValueError(
+                f"the direction has {len(direction)} dimensions, and {site_names.short_name(names[0])} has {rows.rows.shape[1]}"
+            )
+        typical, sd = rows.norm, rows.sd(direction)
+    card = {"method": f"direction: {type(given).__name__}", **card}
+    card |= artifact.provenance(model=model.cfg.name, fingerprint=model.fingerprint)
+    return SteeringVector(direction, names[0], float(typical), given.length, given.raw_norm, card, sd)
 
 
 def _own_site(probe: Probe, model: HookedTransformer, site: str | None) -> str:
@@ -85,26 +121,12 @@ def _at_stream(probe: Probe, model: HookedTransformer, site: str) -> tuple[Tenso
     return probe.stream_direction(model), site.removesuffix("attn.hook_z") + "hook_attn_out"
 
 
-def _typical_norm(probe: Probe, model: HookedTransformer, site: str, reference: object) -> float:
-    short = site_names.short_name(site)
-    if isinstance(reference, Store):
-        reference.check_model(model)
-        if site not in reference.sites:
-            raise ValueError(
-                f"the reference store has no {short}: record it, interp.record(model, texts, sites={[short]})"
-            )
-        return float(reference.stats(site).typical_norm)
-    if reference is not None:
-        if isinstance(reference, str) or not isinstance(reference, Sequence) or not reference:
-            raise ValueError(f"reference must be a store or a list of texts, got {type(reference).__name__}")
-        with torch.inference_mode():
-            _, cache = model.run_with_cache(list[Any](reference), sites=site)
-        rows = typical_rows(cache[site].flatten(2), cache.tokens.mask, special_tokens(model, cache.tokens.ids))
-        return float(rows.norm(dim=-1).quantile(0.5))
+def _own_norm(probe: Probe, site: str) -> float:
+    """Median norm of the rows that the probe was fitted on."""
     found = probe.card.get("typical_norm") if probe.head is None else None
     if found is None:
         raise ValueError(
-            f"this probe does not know how long activations at {short} are, which is the unit of strength: give "
-            "reference= (a store with that site, or a list of texts)"
+            f"this probe does not know how long activations at {site_names.short_name(site)} are, which is the unit of "
+            "strength: give reference= (a store with that site, or a list of texts)"
         )
     return float(found)

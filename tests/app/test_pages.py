@@ -291,6 +291,37 @@ def test_a_run_cannot_read_outside_its_folder(open_page: Open, run_folder: Path,
     assert "lies outside the run's folder" in words(open_page("sae", run=folder))
 
 
+# --------------------------------------------------------------------------------------------------------- steering
+
+
+def test_steering_of_several_measures_shows_one_at_a_time_and_the_damage(
+    open_page: Open, run_folder: Path, tmp_path: Path
+) -> None:
+    old = artifact.read_json(run_folder / "steering.json")
+    effects = [row | {"measure": name, "unit": "nats"} for name in ("preference", "probe") for row in old["effects"]]
+    told = {
+        "direction": "instruction",
+        "prompt": "My week at work has been",
+        "strength": 0.0,
+        "text": " told to be kind",
+    }
+    found = old | {
+        "effects": effects,
+        "damage": [{"direction": "vector", "strength": s, "loss_rise": abs(s)} for s in (-0.1, 0.0, 0.1)],
+        "values": [],
+        "generations": [*[row | {"direction": "vector"} for row in old["generations"]], told],
+    }
+    artifact.write_json(tmp_path / "steering.json", found)
+    (tmp_path / "demo.json").write_bytes((run_folder / "demo.json").read_bytes())
+    page = open_page("steering", run=tmp_path)
+    assert not page.exception
+    assert page.selectbox(key="measure").options == ["preference", "probe"]
+    assert charts(page) == 2
+    assert "Instructed" in words(page)
+    assert "told to be kind" in words(page)
+    assert charts(open_page("steering")) == 1  # a run of before: one measure, and no damage
+
+
 # ------------------------------------------------------------------------------------------------------------ probe
 
 

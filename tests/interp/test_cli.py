@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
-from tiny import tiny_model
+from model_folder import write_model_folder
 
 import interp
 from interp.cli.group import commands, status
@@ -24,19 +23,7 @@ def verbs(group: object, prefix: str = "") -> list[str]:
 @pytest.fixture
 def tiny_folder(tmp_path: Path) -> Path:
     """A model folder that `interp.load` reads: tiny, random, with a tokenizer."""
-    transformers = pytest.importorskip("transformers")
-    model = tiny_model("llama")
-    cfg = model.cfg
-    config = transformers.LlamaConfig(
-        vocab_size=cfg.d_vocab, hidden_size=cfg.d_model, intermediate_size=cfg.d_mlp, num_hidden_layers=cfg.n_layers,
-        num_attention_heads=cfg.n_heads, num_key_value_heads=cfg.kv_heads, max_position_embeddings=cfg.n_ctx,
-        tie_word_embeddings=True,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    folder = tmp_path / "tiny"
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    model.tokenizer.save(folder)
-    return folder
+    return write_model_folder(tmp_path / "tiny")
 
 
 @pytest.mark.parametrize("verb", verbs(commands))
@@ -68,6 +55,7 @@ def test_the_examples_parse() -> None:
         (["app", "--run", "nowhere"], "nowhere is no run"),
         (["calibrate", "nowhere.csv", "--p", "p", "--y", "y", "--meaning", "p_top"], "nowhere.csv"),
         (["steer", "make", "smollm2-135m", "sentimant", "--site", "resid_post:1", "--out", "v"], "sentiment"),
+        (["steer", "apply", "smollm2-135m", "nowhere.safetensors", "text"], "nowhere.safetensors"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_status_2(

@@ -15,7 +15,7 @@ from tiny import tiny_model
 import interp
 from interp.cli.group import status
 from interp.cli.probe import setting_of
-from interp.cli.probe_progress import JobProgress, ends_between_tasks
+from interp.cli.job_progress import JobProgress, ends_between_tasks
 from interp.probe_job import compare_probe_jobs, evaluate_probe
 
 
@@ -379,7 +379,7 @@ def test_plain_lines_tell_rate_and_time_left(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 12.0, 24.0, 30.0])
-    monkeypatch.setattr("interp.cli.probe_progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("interp.cli.job_progress.time.monotonic", lambda: next(clock))
     with JobProgress(quiet=False) as progress:
         for done in (1, 5, 9, 10):
             progress("fit", done, 10)

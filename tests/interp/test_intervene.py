@@ -102,8 +102,8 @@ def test_positions_and_phase(tiny: HookedTransformer, vector: SteeringVector) ->
         Steer(vector, 1.0, phase="decoding")
     with pytest.raises(ValueError, match="where"):
         Steer(vector, 1.0, where="answer")
-    with pytest.raises(ValueError, match="count from 0"):
-        Steer(vector, 1.0, positions=[-1])
+    with pytest.raises(ValueError, match="whole numbers"):
+        Steer(vector, 1.0, positions=[True])
 
 
 def test_two_interventions_compose_in_order(tiny: HookedTransformer, vector: SteeringVector) -> None:

@@ -1,4 +1,4 @@
-"""How far a probe job is: a bar on a terminal, a plain line now and then elsewhere; and how Ctrl-C ends it.
+"""How far a job is: a bar on a terminal, a plain line now and then elsewhere; and how Ctrl-C ends it.
 
 The first Ctrl-C lets the piece of work that is under way be finished and kept. The second one does not wait.
 """
@@ -15,12 +15,17 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-_UNITS = {"record": "texts", "log_likelihood": "texts", "fit": "places", "figures": "seeds"}
+_UNITS = {
+    "record": "texts", "log_likelihood": "texts", "fit": "places", "figures": "seeds", "vector": "vectors",
+    "settings": "settings",
+}  # fmt: skip
 _TITLES = {
     "record": "Recording activations",
     "log_likelihood": "Log-likelihood of the texts",
     "fit": "Fitting probes",
     "figures": "Figures and intervals",
+    "vector": "Vector",
+    "settings": "Steering",
 }
 _SECONDS_BETWEEN_LINES = 10.0
 

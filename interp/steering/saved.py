@@ -1,0 +1,71 @@
+"""Experiments and vectors from what a report wrote down."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from interp.dataset import ContrastPair, Question
+from interp.intervene import Where
+from interp.model import HookedTransformer
+from interp.steering.head_value import HeadVectors
+from interp.steering.measures import measure_of, measures_of
+from interp.steering.report import SteeringReport, load_steering_report
+from interp.steering.vector import SteeringVector
+from interp.steering.vectors import SteeringVectors
+
+READERS = {"steering vector": SteeringVector, "steering vectors": SteeringVectors, "head vectors": HeadVectors}
+
+
+def vector_from_dict(value: Mapping[str, Any] | Any) -> SteeringVector | SteeringVectors | HeadVectors:
+    """What the `to_dict` of a steering vector, of several, or of directions of heads gave.
+
+    Raises:
+        ValueError: anything else.
+    """
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    if kind not in READERS:
+        raise ValueError(f"this is no steering vector ({kind!r}); known are {', '.join(READERS)}")
+    return READERS[kind].from_dict(value)
+
+
+def experiment_arguments(
+    report: SteeringReport | str | os.PathLike[str] | Any,
+    model: HookedTransformer,
+    measure: Any = None,
+    when: Any = None,
+) -> dict[str, Any]:
+    """The arguments of `steering_experiment` that made a report.
+
+    Args:
+        report: a SteeringReport, or its file.
+        model: whose experiment it must be.
+        measure: measures that the report cannot hold, by their names there.
+        when: the condition, where there was one.
+
+    Raises:
+        ValueError: a report without its inputs, of another model, or with parts that must be given again; the message names
+            them.
+    """
+    report = report if isinstance(report, SteeringReport) else load_steering_report(report)
+    inputs = report.inputs
+    if not inputs or not inputs.get("vector"):
+        raise ValueError(
+            "this report does not hold what it was made from, so that it cannot be run again: make a new one"
+        )
+    if report.card.get("fingerprint") != model.fingerprint:
+        raise ValueError(f"this report is of another model ({report.card.get('model')}), not of {model.cfg.name}")
+    options, settings = dict(inputs["options"]), inputs["settings"]
+    if options.pop("when") is not None and when is None:
+        raise ValueError("this experiment steered under a condition, which a report cannot hold: give it again, when=")
+    where = options["where"]
+    options["where"] = where if isinstance(where, str) else Where(**where)
+    pairs = [ContrastPair(prompt, yes, no, group=group) for prompt, yes, no, group in inputs["pairs"]]
+    given = {each.name: each for each in measures_of(measure, ())}
+    # The preference on the pairs comes with them.
+    wanted = [each for each in inputs["measures"] if not (pairs and each["measure"] == "pair_preference")]
+    choices = [Question(e["prompt"], tuple(e["options"]), e["answer"], group=e["group"]) for e in inputs["choices"]]
+    return {
+        "vector": vector_from_dict(inputs["vector"]), "prompts": inputs["prompts"], "pairs": pairs, "texts": inputs["texts"],
+        "choices": choices, "measure": [given.get(each["name"]) or measure_of(each) for each in wanted], "when": when,
+        **options, **settings,
+    }  # fmt: skip

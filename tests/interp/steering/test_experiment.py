@@ -1,0 +1,276 @@
+"""The experiment: its zero row, its controls, its tables against brute force, what it refuses, and that it can be run again."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tiny import tiny_model
+
+from interp.dataset import ContrastPair, Question
+from interp.intervene import Steer, Where
+from interp.model import HookedTransformer
+from interp.steering import SteeringVector, load_steering_report
+from interp.steering.experiment import steering_experiment, steering_experiment_again
+from interp.steering.fit import steering_vector, steering_vectors
+from interp.steering.measures import OwnMeasure, PhraseRate, TargetTokens
+from interp.steering.plan import Setting, SettingResult, experiment_plan, run_setting
+from interp.steering.randoms import random_directions, typical_at
+from interp.steering.seen import SharedGroupsWarning
+
+PAIRS = [ContrastPair(f"number {i} is", f" good{i}", f" bad{i}", group=str(i)) for i in range(8)]
+TEXTS = ["some other text", "and one more of them"]
+QUESTIONS = [Question("one and one is", (" two", " three"), 0), Question("the sky is", (" red", " blue", " so"), 1)]
+QUICK: dict[str, Any] = {"pairs": PAIRS[5:], "texts": TEXTS, "n_random": 3, "max_new_tokens": 5}
+
+
+@pytest.fixture(scope="module")
+def model() -> HookedTransformer:
+    return tiny_model()
+
+
+@pytest.fixture(scope="module")
+def vector(model: HookedTransformer) -> SteeringVector:
+    return steering_vector(PAIRS[:5], model=model, site="resid_post:0")
+
+
+def mean_loss(model: HookedTransformer, steer: list[Steer]) -> float:
+    with model.intervene(*steer), torch.no_grad():
+        return float(model.loss(TEXTS))
+
+
+def test_the_tables_are_those_of_whole_passes(model: HookedTransformer, vector: SteeringVector) -> None:
+    report = steering_experiment(model, vector, ["hello", "the cat"], strengths=[0.5, 2], choices=QUESTIONS, **QUICK)
+    own = report.effects[report.effects["direction"] == "vector"].set_index("strength")
+    assert list(own.index) == [0.0, 0.5, 2.0]
+    zero = own.loc[0.0, ["effect", "low", "high", "loss_rise", "kl_last", "kl_mean"]].astype(float)
+    assert (zero == 0).all()
+    for strength in (0.5, 2.0):
+        steer = [Steer(vector, strength)]
+        assert own.loc[strength, "loss_rise"] == pytest.approx(mean_loss(model, steer) - mean_loss(model, []), abs=1e-5)
+        kls = []
+        for text in TEXTS:
+            with torch.no_grad():
+                plain = model(text)[0].double().log_softmax(-1)
+                with model.intervene(*steer):
+                    steered = model(text)[0].double().log_softmax(-1)
+            kls.append((plain.exp() * (plain - steered)).sum(-1))
+        assert own.loc[strength, "kl_mean"] == pytest.approx(float(torch.cat(kls).mean()), abs=1e-5)
+        assert own.loc[strength, "kl_last"] == pytest.approx(
+            float(torch.stack([kl[-1] for kl in kls]).mean()), abs=1e-5
+        )
+        assert own.loc[strength, "kl_mean"] > 0
+        values = report.values.query("direction == 'vector'").pivot(index="item", columns="strength", values="value")
+        assert own.loc[strength, "effect"] == pytest.approx(float((values[strength] - values[0.0]).mean()))
+    damage = report.damage.set_index(["direction", "strength"])
+    for strength in (0.0, 2.0):
+        steer = [Steer(vector, strength)]
+        right = []
+        for question in QUESTIONS:
+            scores = []
+            for option in question.options:
+                before, ids = model.tokenizer.encode(question.prompt), model.tokenizer.encode(question.prompt + option)
+                with model.intervene(*steer), torch.no_grad():
+                    logp = model(ids)[0].double().log_softmax(-1)
+                scores.append(sum(float(logp[p - 1, ids[p]]) for p in range(len(before), len(ids))))
+            right.append(int(np.argmax(scores)) == question.answer)
+        assert damage.loc[("vector", strength), "accuracy"] == np.mean(right)
+
+
+def test_controls_stand_at_every_strength(model: HookedTransformer, vector: SteeringVector) -> None:
+    report = steering_experiment(model, vector, strengths=[-0.5, 0.5], **QUICK)
+    randoms = report.effects[report.effects["kind"].isin(["isotropic", "covariance"])]
+    assert sorted(randoms.groupby("strength").size().items()) == [(-0.5, 3), (0.5, 3)]
+    assert set(report.band["strength"]) == {-0.5, 0.5}
+    assert (report.band["n"] == 3).all()
+    few = steering_experiment(model, vector, strengths=[-0.5, 0.5], random_strengths="largest", **QUICK)
+    assert set(few.band["strength"]) == {0.5}
+    pd.testing.assert_frame_equal(
+        few.effects.query("strength == 0.5").reset_index(drop=True),
+        report.effects.query("strength == 0.5").reset_index(drop=True),
+    )
+
+
+def test_random_directions(model: HookedTransformer, vector: SteeringVector) -> None:
+    both = steering_vectors(PAIRS, model=model, sites="resid_post:*")
+    for each in (vector, both):
+        found = random_directions(model, each, [pair.prompt + pair.positive for pair in PAIRS], 6, seed=0)
+        assert [kind for kind, _ in found] == ["isotropic", "covariance"] * 3
+        for _, direction in found:
+            for own, random in zip(each.targets(), direction.targets(), strict=True):
+                assert abs(float(own.direction @ random.direction)) < 1e-5
+                assert (random.norm, random.length, random.site) == (own.norm, own.length, own.site)
+                assert float(random.direction.norm()) == pytest.approx(1, abs=1e-5)
+
+
+def test_covariance_directions_lie_where_activations_vary(model: HookedTransformer, vector: SteeringVector) -> None:
+    texts = [pair.prompt + side for pair in PAIRS for side in (pair.positive, pair.negative)]
+    rows = typical_at(model, vector.targets(), texts)[0]
+    spread: dict[str, list[float]] = {"isotropic": [], "covariance": []}
+    for kind, direction in random_directions(model, vector, texts, 40, seed=0):
+        spread[kind].append(float((rows @ direction.targets()[0].direction.double()).std()))
+    assert np.mean(spread["covariance"]) > 1.2 * np.mean(spread["isotropic"])
+
+
+def test_text_stands_side_by_side(model: HookedTransformer, vector: SteeringVector) -> None:
+    prompts = ["hello", "the cat"]
+    report = steering_experiment(model, vector, prompts, strengths=[3.0], max_new_tokens=6, instruction="Be kind.")
+    plain = report.generations.query("direction == 'vector' and strength == 0")
+    assert list(plain["text"]) == [model.generate(prompt, 6).text for prompt in prompts]
+    assert plain["first_difference"].isna().all()
+    with model.intervene(Steer(vector, 3.0)):
+        steered = [model.generate(prompt, 6) for prompt in prompts]
+    now = report.generations.query("direction == 'vector' and strength == 3")
+    assert list(now["text"]) == [out.text for out in steered]
+    for row, before, out in zip(now.to_dict("records"), prompts, steered, strict=True):
+        tokens = model.generate(before, 6).tokens
+        differs = [i for i, (a, b) in enumerate(zip(tokens, out.tokens)) if a != b]
+        assert row["first_difference"] == differs[0]
+        assert row["same"] + row["differs"] == row["text"]
+    told = report.generations.query("direction == 'instruction'")
+    assert list(told["text"]) == [model.generate(f"Be kind.\n\n{prompt}", 6).text for prompt in prompts]
+
+
+def test_the_same_random_numbers_at_every_strength(model: HookedTransformer, vector: SteeringVector) -> None:
+    options = {"temperature": 1.0, "max_new_tokens": 8, "seed": 3}
+    report = steering_experiment(model, vector, ["hello"], strengths=[1e-4], **options)
+    plain, steered = report.generations["text"]
+    assert plain == steered == model.generate("hello", 8, temperature=1.0, seed=3).text
+
+
+def test_an_instruction_stands_in_the_vectors_place(model: HookedTransformer, vector: SteeringVector) -> None:
+    report = steering_experiment(model, vector, strengths=[0.5], instruction="Be kind.", **QUICK)
+    row = report.of_instruction("preference").iloc[0]
+    assert np.isnan(row["loss_rise"])
+    told = [ContrastPair(f"Be kind.\n\n{pair.prompt}", pair.positive, pair.negative) for pair in PAIRS[5:]]
+    values = [
+        steering_experiment(model, vector, pairs=pairs, strengths=[1.0], n_random=0)
+        .values.query("strength == 0")["value"]
+        .mean()
+        for pairs in (told, [ContrastPair(p.prompt, p.positive, p.negative) for p in PAIRS[5:]])
+    ]
+    assert row["effect"] == pytest.approx(values[0] - values[1], abs=1e-5)
+
+
+@pytest.mark.parametrize("where", ["prompt", "generated", Where(positions=[-1])])
+def test_places_mean_the_same_on_every_path(model: HookedTransformer, vector: SteeringVector, where: Any) -> None:
+    report = steering_experiment(
+        model, vector, ["hello there"], strengths=[2.0], where=where, measure=TargetTokens("a"), **QUICK
+    )
+    assert (report.effects.query("direction == 'vector' and strength == 2")["effect"] != 0).all()
+    assert (report.effects.query("direction == 'vector' and strength == 2")["kl_mean"] > 0).all()
+
+
+def test_what_does_not_see_the_vector_is_refused(model: HookedTransformer, vector: SteeringVector) -> None:
+    blind = OwnMeasure(lambda model, prompts: [1.0] * len(prompts), "blind")
+    with pytest.raises(ValueError, match="'blind' does not see the vector"):
+        steering_experiment(model, vector, ["hello"], strengths=[1.0], measure=blind, max_new_tokens=0)
+    late = Where(phase="decode")
+    with pytest.raises(ValueError, match="no token"):
+        steering_experiment(model, vector, ["hello"], strengths=[1.0], where=late, pairs=PAIRS[5:], n_random=0)
+
+
+def test_seen_pairs_are_refused_and_seen_groups_warned_of(model: HookedTransformer, vector: SteeringVector) -> None:
+    with pytest.raises(ValueError, match="was used to fit"):
+        steering_experiment(model, vector, pairs=PAIRS[4:], n_random=0)
+    near = [ContrastPair("another prompt", " good0", " bad0", group="0")]
+    with pytest.warns(SharedGroupsWarning, match="1 of 1 measured groups"):
+        steering_experiment(model, vector, pairs=near, n_random=0)
+
+
+def test_a_report_runs_again_from_its_file(model: HookedTransformer, vector: SteeringVector, tmp_path: Path) -> None:
+    both = steering_vectors(PAIRS[:5], model=model, sites="resid_post:*")
+    for each, where in ((vector, "all"), (both, Where(part="generated"))):
+        measures = [TargetTokens("a", "b"), PhraseRate("e")]
+        report = steering_experiment(
+            model,
+            each,
+            ["hello"],
+            strengths=[0.5],
+            measure=measures,
+            where=where,
+            instruction="Go.",
+            choices=QUESTIONS,
+            **QUICK,
+        )
+        path = report.save(tmp_path / "report.json")
+        again = steering_experiment_again(path, model)
+        for name in ("effects", "damage", "values", "generations"):
+            pd.testing.assert_frame_equal(getattr(again, name), getattr(report, name))
+        assert load_steering_report(path).inputs == again.inputs
+    with pytest.raises(ValueError, match="another model"):
+        steering_experiment_again(path, tiny_model(seed=5))
+    mine = OwnMeasure(lambda model, prompts: [float(model(prompt)[0, -1, 3]) for prompt in prompts], "mine")
+    own = steering_experiment(model, vector, ["hello"], strengths=[1.0], measure=mine, n_random=0)
+    with pytest.raises(ValueError, match="'mine' .own. is a function"):
+        steering_experiment_again(own, model)
+    pd.testing.assert_frame_equal(steering_experiment_again(own, model, measure=mine).effects, own.effects)
+
+
+def test_settings_are_kept_and_read_back(model: HookedTransformer, vector: SteeringVector) -> None:
+    options = {"strengths": [0.5], "choices": QUESTIONS, "instruction": "Go.", **QUICK}
+
+    class Memory:
+        def __init__(self) -> None:
+            self.held: dict[str, tuple[dict[str, np.ndarray], dict[str, Any]]] = {}
+
+        def get(self, setting: Setting) -> SettingResult | None:
+            found = self.held.get(plan.key(setting))
+            return None if found is None else SettingResult.from_arrays(*found)
+
+        def put(self, setting: Setting, result: SettingResult) -> None:
+            self.held[plan.key(setting)] = result.to_arrays()
+
+    plan, memory = experiment_plan(model, vector, ["hello"], **options), Memory()
+    for setting in reversed(plan.settings[2:]):  # in any order
+        memory.put(setting, run_setting(model, plan, setting))
+    assert len(memory.held) == len(plan.settings) - 2
+    kept = steering_experiment(model, vector, ["hello"], **options, kept=memory)
+    plain = steering_experiment(model, vector, ["hello"], **options)
+    for name in ("effects", "damage", "values", "generations"):
+        pd.testing.assert_frame_equal(getattr(kept, name), getattr(plain, name))
+    assert len(memory.held) == len(plan.settings)
+
+
+def test_keys_know_what_decides_a_result(model: HookedTransformer, vector: SteeringVector) -> None:
+    options = {"pairs": PAIRS[5:], "strengths": [0.5]}
+    one = experiment_plan(model, vector, **options)
+    setting = one.settings[0]
+    wider = experiment_plan(model, vector, **{**options, "strengths": [0.25, 0.5], "n_random": 5})
+    assert wider.key(setting) == one.key(setting)
+    for change in ({"pairs": PAIRS[6:]}, {"seed": 1}, {"where": "generated"}, {"texts": TEXTS}, {"kind": "rotate"}):
+        assert experiment_plan(model, vector, **{**options, **change}).key(setting) != one.key(setting)
+    assert experiment_plan(model, 2 * vector, **options).key(setting) != one.key(setting)
+    assert experiment_plan(model, vector, **options).key(one.settings[1]) != one.key(setting)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_random": -1}, "n_random"),
+        ({"strengths": [float("nan")]}, "finite"),
+        ({"strengths": ["x"]}, "finite"),
+        ({"prompts": [""]}, "with something in them"),
+        ({"prompts": ()}, "give prompts"),
+        ({"kind": "clamp"}, "strength 0 is no unsteered run"),
+        ({"kind": "push"}, "push"),
+        ({"unit": "meters"}, "meters"),
+        ({"where": "answer"}, "answer"),
+        ({"random_strengths": "some"}, "some"),
+        ({"measure": PhraseRate("a"), "max_new_tokens": 0}, "reads continuations"),
+        ({"texts": ["x"]}, "single token"),
+        ({"choices": ["x"]}, "questions"),
+        ({"instruction": " "}, "instruction is empty"),
+        ({"batch_size": 0}, "batch_size"),
+    ],
+)
+def test_bad_input(model: HookedTransformer, vector: SteeringVector, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        steering_experiment(model, vector, **{"prompts": ["hello"], "n_random": 1, "max_new_tokens": 2, **options})
+
+
+def test_a_vector_of_another_model_is_refused(vector: SteeringVector) -> None:
+    with pytest.raises(ValueError, match="another model"):
+        steering_experiment(tiny_model(seed=5), vector, ["hello"])
