@@ -8,7 +8,7 @@
 The peer needs transformers below 5 and runs in a process of its own (see `steering_peer.py`), which waits while we run:
 
     python -m venv peer && peer/bin/pip install 'steering-vectors==0.12.*' torch
-    python benchmarks/steering.py --peer-python peer/bin/python                                  # 10 minutes on two cores
+    python benchmarks/steering.py --peer-python peer/bin/python                                  # 5 minutes on two cores
     python benchmarks/steering.py --peer-python peer/bin/python --rounds 2 --prompts 16          # to try it: a minute
     python benchmarks/steering.py --only decoding                                                # needs no peer
 """
@@ -37,11 +37,9 @@ from torch import Tensor
 import interp
 from interp.intervene import Steer
 from interp.model import HookedTransformer
-from interp.rerun import base_run
 from interp.steering import steering_vector
 from interp.steering.formats import from_steering_vectors
 from interp.steering.vectors import SteeringVectors
-from interp.tokens import Tokens
 
 SITE, LAYER = "resid_post:15", 15
 STRENGTHS = torch.linspace(-0.2, 0.2, 9)
@@ -99,6 +97,8 @@ def decoding_row(model: HookedTransformer, n_rows: int, rounds: int) -> dict[str
 class Job:
     """What both contestants are given."""
 
+    prompts: list[str]
+    """Texts, shortest first."""
     ids: Tensor
     """[prompt pos], right-padded, shortest prompts first."""
     lengths: Tensor
@@ -107,40 +107,26 @@ class Job:
     """[d_model] What multiplier 1 adds: one typical norm along a fitted direction."""
     batch_size: int
 
-    def batches(self) -> Iterator[Tokens]:
-        """The prompts of each batch, as wide as the longest of them."""
-        for start in range(0, len(self.ids), self.batch_size):
-            lengths = self.lengths[start : start + self.batch_size]
-            ids = self.ids[start : start + self.batch_size, : int(lengths.max())]
-            yield Tokens(ids, torch.arange(ids.shape[1]) < lengths[:, None], False, None)
-
 
 def job_of(model: HookedTransformer, n_prompts: int, batch_size: int) -> Job:
     """Questions of the bundled set, spread over all its topics."""
     questions = interp.load_questions("questions")
     assert len(questions) >= n_prompts, f"there are {len(questions)} questions"
     chosen = questions[:: len(questions) // n_prompts][:n_prompts]
-    rows = sorted((model.tokenizer.encode(each.prompt) for each in chosen), key=len)  # pyright: ignore[reportOptionalMemberAccess]
+    assert model.tokenizer is not None
+    prompts = sorted((each.prompt for each in chosen), key=lambda prompt: len(model.tokenizer.encode(prompt)))  # pyright: ignore[reportOptionalMemberAccess]
+    rows = [model.tokenizer.encode(prompt) for prompt in prompts]
     width = len(rows[-1])
     ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
     vector = steering_vector(interp.load_pairs("sentiment"), model=model, site=SITE)
-    return Job(ids, torch.tensor([len(row) for row in rows]), vector.direction * vector.typical_norm, batch_size)
+    return Job(
+        prompts, ids, torch.tensor([len(row) for row in rows]), vector.direction * vector.typical_norm, batch_size
+    )
 
 
 def our_sweep(model: HookedTransformer, vectors: SteeringVectors, job: Job) -> Tensor:
-    """Logits [strength prompt d_vocab]: every run but the unsteered one begins at the steered block."""
-    found = []
-    for tokens in job.batches():
-        run = base_run(model, tokens, layers=[LAYER])
-        logits = []
-        for strength in STRENGTHS.tolist():
-            if strength == 0:
-                logits.append(run.last_logits(run.final))
-                continue
-            with model.intervene(Steer(vectors, strength, unit="raw")):
-                logits.append(run.last_logits(run.stream(LAYER, {}))[0])
-        found.append(torch.stack(logits))
-    return torch.cat(found, 1)
+    """Logits [strength prompt d_vocab]."""
+    return interp.steered_logits(model, vectors, job.prompts, STRENGTHS.tolist(), unit="raw", batch_size=job.batch_size)
 
 
 class Peer:

@@ -3,12 +3,12 @@
 It needs transformers below 5, which this library's `hf` extra does not take, so that it lives in an environment of its own
 (`python -m venv peer; peer/bin/pip install 'steering-vectors==0.12.*' torch`) and imports nothing of `interp`.
 
-1. It loads the model's Hugging Face folder and the job: prompts of one length a batch, or padded, and the vector as a tensor.
+1. It loads the model's Hugging Face folder and the job: token ids of the prompts, and the vector as a tensor.
 2. A line `run` runs the whole sweep; a line `save PATH` writes the logits of the last sweep. Each is answered by a line.
 
-What its user can choose is chosen for speed: `inference_mode`, sdpa attention, no KV cache, and logits of the last token
-alone. Prompts stand on the left of their padding where that lets attention go without a mask; a causal model gives the
-same there, and the last rows are picked before they are unembedded.
+What its user can choose is chosen for speed: `inference_mode`, sdpa attention, no KV cache, logits of the last tokens alone.
+Padding stands on the right, so that attention needs no mask; that is a little faster than pads on the left with
+`logits_to_keep=1`, and gives the same.
 """
 
 import json

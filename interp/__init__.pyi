@@ -248,14 +248,15 @@ from .steering import from_repeng as from_repeng
 from .steering import from_steering_vectors as from_steering_vectors
 from .steering import head_vectors as head_vectors
 from .steering import load_candidate_report as load_candidate_report
-from .steering import load_gguf as load_gguf
+from .steering import load_control_vectors as load_control_vectors
 from .steering import load_head_vectors as load_head_vectors
 from .steering import load_steering_report as load_steering_report
 from .steering import load_steering_vector as load_steering_vector
 from .steering import load_steering_vectors as load_steering_vectors
 from .steering import load_strength_map as load_strength_map
-from .steering import save_gguf as save_gguf
+from .steering import save_control_vectors as save_control_vectors
 from .steering import show_tokens as show_tokens
+from .steering import steered_logits as steered_logits
 from .steering import steering_experiment as steering_experiment
 from .steering import steering_experiment_again as steering_experiment_again
 from .steering import steering_map as steering_map

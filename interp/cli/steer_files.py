@@ -11,7 +11,7 @@ from interp.cli.output import json_option, show
 from interp.cli.shared import html_option, read_reference
 from interp.intervene.targets import UNITS
 from interp.steer_job import load_steer_job_report, load_vector
-from interp.steering.formats import load_gguf, save_gguf
+from interp.steering.formats import load_control_vectors, save_control_vectors
 from interp.steering.report import SteeringReport, load_steering_report
 from interp.steering.strength_map import KIND as MAP
 from interp.steering.strength_map import load_strength_map
@@ -129,7 +129,7 @@ def _write(
 ) -> Any:
     vector = load_vector(source)
     loaded = None if model is None else interp.load(model)
-    save_gguf(vector, target, model=loaded, model_hint=hint, strength=0.1 if strength is None else strength, unit=unit)
+    save_control_vectors(vector, target, model=loaded, model_hint=hint, strength=0.1 if strength is None else strength, unit=unit)
     return vector
 
 
@@ -137,6 +137,6 @@ def _read(source: Path, target: Path, model: str | None, hint: str | None, refer
     if not source.is_file():
         raise ValueError(f"there is no file {source}")
     norms = None if reference is None else read_reference(reference)
-    vectors = load_gguf(source, interp.load(str(model)), reference=norms, model_hint=hint)
+    vectors = load_control_vectors(source, interp.load(str(model)), reference=norms, model_hint=hint)
     vectors.save(target)
     return vectors

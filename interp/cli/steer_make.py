@@ -12,7 +12,7 @@ from interp.cli.steer_options import Numbers, place_of, place_options
 from interp.dataset import load_pairs
 from interp.steer_job import VectorSpec, fit_vector
 from interp.steer_job.inputs import cut
-from interp.steer_job.vectors import divided, read_source
+from interp.steer_job.vectors import KEPT_APART, divided, read_source
 from interp.steering.methods import METHODS
 from interp.steering.strength_map import StrengthMap, steering_map
 
@@ -32,15 +32,10 @@ _TEXT_LENGTH = 400
 @click.option(
     "--site", help="A place, such as resid_post:12, or a range of layers for a vector at each: resid_post:8-12."
 )
-@click.option(
-    "--method",
-    type=click.Choice(list(METHODS)),
-    default="mean_difference",
-    show_default=True,
-    help="How the direction is found.",
-)
+@click.option("--method", type=click.Choice(list(METHODS)), help="Default: mean_difference, and mass_mean for --heads.")
 @click.option("--tokens", help="Which tokens are read: response_mean, last or answer; default: what fits DATA.")
 @click.option("--C", "C", type=float, help="Strength of a logistic fit; smaller is a stronger penalty.")
+@click.option("--heads", type=int, help="Of labelled texts or a store with z: this many heads in place of a site.")
 @click.option("--latent", type=click.IntRange(min=0), help="Of an SAE: the latent whose direction is taken.")
 @click.option(
     "--held-out",
@@ -54,8 +49,8 @@ _TEXT_LENGTH = 400
 @file_option("--out", "File of the vector.", required=True)
 @json_option
 def make(
-    model: str, data: str, site: str | None, method: str, tokens: str | None, C: float | None, latent: int | None,
-    held_out: float, reference: str | None, seed: int, out: Path, as_json: bool,
+    model: str, data: str, site: str | None, method: str | None, tokens: str | None, C: float | None,
+    heads: int | None, latent: int | None, held_out: float, reference: str | None, seed: int, out: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Make a vector of DATA.
 
@@ -65,10 +60,18 @@ def make(
     A part of the pairs is held out: `interp steer sweep --pairs` on the same set measures on that part alone.
     """
     spec = VectorSpec(
-        data=data, site=site, method=method, tokens=tokens, C=C, latent=latent, held_out=held_out, seed=seed
+        data=data,
+        site=site,
+        method=method,
+        tokens=tokens,
+        C=C,
+        heads=heads,
+        latent=latent,
+        held_out=held_out,
+        seed=seed,
     )
     source = read_source(spec)
-    if site is None and source.kind in _FITTED:
+    if site is None and heads is None and source.kind in _FITTED:
         raise click.UsageError(
             "--site is missing: a place such as resid_post:12; interp steer map shows where it works"
         )
@@ -81,6 +84,9 @@ def make(
         show({"file": str(out), "sites": [target.site for target in vector.targets()], "card": vector.card}, as_json)
         return
     click.echo(vector.card_text())
+    if KEPT_APART in vector.card:
+        n = vector.card[KEPT_APART]["pairs"]
+        click.echo(f"Kept apart: {n} pairs, which interp steer sweep --pairs {data} measures on")
     click.echo(f"Vector: {out}")
 
 

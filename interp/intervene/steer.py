@@ -24,7 +24,6 @@ from interp.intervene.condition import Condition, LiveCondition
 from interp.intervene.edits import KINDS, edited
 from interp.intervene.place import EVERYWHERE, HookFunction, Where, check_place, chosen_tokens, describe_place
 from interp.intervene.targets import UNITS, Target, default_unit, targets_of
-from interp.intervene.targets import Direction as Direction
 from interp.intervene.writes import write_sites
 from interp.model import HookedTransformer
 

@@ -18,7 +18,7 @@ from interp.jobs import file_hash
 from interp.probe import load_probe
 from interp.steer_job.spec import MeasureSpec, SteerSpec
 from interp.steer_job.vectors import Source, load_vector, read_source
-from interp.steering.measures import Measure, PhraseRate, ProbeScore, TargetTokens
+from interp.steering.measures import Measure, PhraseRate, ProbeScore, TargetTokens, measures_of
 from interp.steering.seen import pair_hash
 
 
@@ -81,9 +81,9 @@ def read_inputs(spec: SteerSpec) -> Inputs:
     source = None if vector is not None else read_source(spec.vector)
     card = source.card if source is not None else getattr(vector, "card", {})
     pairs, notes = unseen_pairs([] if spec.pairs is None else load_pairs(spec.pairs), card)
-    return Inputs(
-        spec, vector, source, pairs, [measure_from(each) for each in spec.measures], _texts(spec), _choices(spec), notes
-    )
+    measures = [measure_from(each) for each in spec.measures]
+    measures_of(measures, pairs)  # refuses two of one name
+    return Inputs(spec, vector, source, pairs, measures, _texts(spec), _choices(spec), notes)
 
 
 def unseen_pairs(pairs: Sequence[ContrastPair], card: Mapping[str, Any]) -> tuple[list[ContrastPair], list[str]]:
@@ -117,7 +117,7 @@ def unseen_pairs(pairs: Sequence[ContrastPair], card: Mapping[str, Any]) -> tupl
 
 def measure_from(spec: MeasureSpec) -> Measure:
     """The measure that a table describes. ValueError for a probe that is not there, or tokens on both sides."""
-    own = {} if spec.name is None else {"name": spec.name}
+    own: dict[str, Any] = {} if spec.name is None else {"name": spec.name}
     if spec.tokens:
         return TargetTokens(list(spec.tokens), list(spec.against), spec.kind, **own)
     if spec.phrases:

@@ -40,7 +40,11 @@ class RerunReport:
     @property
     def moved(self) -> int:
         """Figures that lie outside the interval of before."""
-        return int((self.comparison["verdict"] == "moved").sum())
+        return self._verdicts.count("moved")
+
+    @property
+    def _verdicts(self) -> list[str]:
+        return [str(each) for each in self.comparison["verdict"].tolist()]
 
     def to_frame(self) -> pd.DataFrame:
         """The comparison."""
@@ -48,8 +52,7 @@ class RerunReport:
 
     def summary(self) -> str:
         """How many figures are the same, and what differs around them."""
-        counts = self.comparison["verdict"].value_counts()
-        said = ", ".join(f"{int(counts.get(word, 0))} {words}" for word, words in _WORDS.items())
+        said = ", ".join(f"{self._verdicts.count(word)} {words}" for word, words in _WORDS.items())
         return "\n".join([f"Of {len(self.comparison)} figures {said}.", *(f"Note: {note}" for note in self.notes)])
 
 

@@ -27,14 +27,16 @@ class VectorSpec:
     """A saved vector, relative to the specification."""
     data: str | None = None
     """Instead: contrast pairs or labelled texts (a bundled set or a file), a store's folder, or the file of a probe or an SAE."""
-    method: str = "mean_difference"
-    """How it is fitted on pairs, labelled texts or a store."""
+    method: str | None = None
+    """How it is fitted on pairs, labelled texts or a store; None for mean_difference, and mass_mean for heads."""
     site: str | None = None
     """Place, or a range of layers (`resid_post:8-12`) for a vector at each; None for the data's own, or the last layer."""
     tokens: str | None = None
     """Which tokens are read: `response_mean`, `last`, `answer`; None for what fits the data."""
     C: float | None = None
     """Strength of a logistic fit; smaller is a stronger penalty."""
+    heads: int | None = None
+    """Of labelled texts or a store with z: directions of so many heads, those that tell the labels apart best."""
     latent: int | None = None
     """Of an SAE: the latent whose direction is taken."""
     held_out: float = 0.2
@@ -49,6 +51,8 @@ class VectorSpec:
             raise ValueError(f"held_out is a share of the pairs, from 0 to below 1, got {self.held_out}")
         if self.C is not None and not (math.isfinite(self.C) and self.C > 0):
             raise ValueError(f"C must be over 0, got {self.C}")
+        if self.heads is not None:
+            at_least("heads", self.heads, 1)
         at_least("seed", self.seed, 0)
 
 

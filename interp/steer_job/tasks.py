@@ -91,7 +91,7 @@ def run_settings(
     """
     settings, left = files.plan.settings, files.missing()
     here = as_engine(engine) is None
-    found = _here(model, files, left) if here else _on_ray(model, vector, arguments, files, left, engine)
+    found: Any = _here(model, files, left) if here else _on_ray(model, vector, arguments, files, left, engine)
     with contextlib.closing(found) as finished:
         for done, _ in enumerate(finished, 1 + len(settings) - len(left)):
             if progress is not None:

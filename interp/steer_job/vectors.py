@@ -3,7 +3,7 @@
 1. `read_source` looks at what is named: contrast pairs, labelled texts, a store, the file of a probe or of an SAE.
 2. Of pairs, whole groups are held out (`VectorSpec.held_out`). The card keeps hashes of the pairs and groups that the vector was
    fitted on, so that `inputs.unseen_pairs` can leave them out of what is measured.
-3. `fit_vector` fits it at one site, or at every site of a range.
+3. `fit_vector` fits it at one site, at every site of a range, or on heads.
 """
 
 import json
@@ -22,7 +22,7 @@ from interp.probe import load_probe
 from interp.sae import latent_direction, load_sae
 from interp.steer_job.spec import VectorSpec, is_path
 from interp.steering.fit import steering_vector, steering_vectors
-from interp.steering.heads import load_head_vectors
+from interp.steering.heads import head_vectors, load_head_vectors
 from interp.steering.seen import seen_card
 from interp.steering.vector import load_steering_vector
 from interp.steering.vectors import load_steering_vectors
@@ -34,6 +34,8 @@ LOADERS: dict[str, Callable[[Any], Any]] = {
     "head vectors": load_head_vectors,
 }
 """Kind in the card -> what reads the file."""
+KEPT_APART = "kept_apart"
+"""Key of a card: the share and number of the pairs that were held out to be measured on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +85,18 @@ def read_source(spec: VectorSpec) -> Source:
     Raises:
         ValueError: nothing of that name, another kind of file, or an option that does not go with it.
     """
+    found = _source(spec)
+    if spec.heads is not None and found.kind not in ("texts", "store"):
+        raise ValueError(f"heads are found with labelled texts or a store, and {_short(spec)} is {found.kind}")
+    return found
+
+
+def _source(spec: VectorSpec) -> Source:
     assert spec.data is not None
     name, path = spec.data, Path(spec.data).expanduser()
     if not is_path(name):
-        rows = datasets().set_index("name")["kind"]
-        return _pairs(spec) if name not in rows.index or rows[name] == "pairs" else _texts(spec)
+        kinds = {str(row["name"]): row["kind"] for row in datasets().to_dict("records")}
+        return _pairs(spec) if kinds.get(name, "pairs") == "pairs" else _texts(spec)
     if "://" in name or (path / "store.json").is_file():
         store = open_store(name)
         known = artifact.hash_json([store.card, artifact.hash_texts([str(store.examples.to_json())])])
@@ -103,7 +112,7 @@ def _pairs(spec: VectorSpec) -> Source:
     card: dict[str, Any] = {"data": _short(spec)}
     if spec.held_out:
         pairs, held = divided(pairs, spec.held_out, spec.seed)
-        card |= {"held_out": {"share": spec.held_out, "pairs": len(held), "seed": spec.seed}}
+        card |= {KEPT_APART: {"share": spec.held_out, "pairs": len(held), "seed": spec.seed}}
     card |= seen_card(pairs)
     known = artifact.hash_json([[pair.prompt, pair.positive, pair.negative, pair.group] for pair in pairs])
     return Source("pairs", pairs, card, known)
@@ -148,25 +157,27 @@ def fit_vector(spec: VectorSpec, model: HookedTransformer, source: Source | None
         reference: for a probe: a store or texts that the typical norm comes from.
 
     Returns:
-        A `SteeringVector`, or `SteeringVectors` where the site names several.
+        A `SteeringVector`, `SteeringVectors` where the site names several, or `HeadVectors`.
 
     Raises:
         ValueError: as `steering_vector`.
     """
     source = read_source(spec) if source is None else source
-    options: dict[str, Any] = {"model": model, "site": spec.site}
+    options: dict[str, Any] = {"model": model}
     if source.kind in ("pairs", "texts", "store"):
-        options |= {"method": spec.method, "tokens": spec.tokens, "C": spec.C, "seed": spec.seed}
+        chosen = {"method": spec.method, "tokens": spec.tokens, "C": spec.C, "seed": spec.seed}
+        options |= {name: value for name, value in chosen.items() if value is not None}
     if reference is not None:
         options["reference"] = reference
-    several = spec.site is not None and len(model.expand_sites(spec.site)) > 1
-    if several and source.kind in ("probe", "sae"):
-        raise ValueError(f"a {source.kind}'s direction stands at one site, and {spec.site!r} names several")
-    if several:
-        options["sites"] = options.pop("site")
-        found: Any = steering_vectors(source.data, **options)
+    if spec.heads is not None:
+        options |= {"top": spec.heads} | ({} if spec.site is None else {"sites": spec.site})
+        found: Any = head_vectors(source.data, **options)
+    elif spec.site is not None and len(model.expand_sites(spec.site)) > 1:
+        if source.kind in ("probe", "sae"):
+            raise ValueError(f"a {source.kind}'s direction stands at one site, and {spec.site!r} names several")
+        found = steering_vectors(source.data, sites=spec.site, **options)
     else:
-        found = steering_vector(source.data, **options)
+        found = steering_vector(source.data, site=spec.site, **options)
     return replace(found, card={**found.card, **source.card})
 
 

@@ -17,20 +17,23 @@ from interp.steering.contrast import show_tokens
 from interp.steering.cosines import cosine_table
 from interp.steering.experiment import steering_experiment, steering_experiment_again
 from interp.steering.fit import steering_vector, steering_vectors
-from interp.steering.formats import from_repeng, from_steering_vectors, load_gguf, save_gguf
+from interp.steering.formats import from_repeng, from_steering_vectors, load_control_vectors, save_control_vectors
 from interp.steering.head_value import HeadVectors, load_head_vectors
 from interp.steering.heads import head_vectors
 from interp.steering.measures import OwnMeasure, PairPreference, PhraseRate, ProbeScore, TargetTokens, TextScore
 from interp.steering.report import SteeringReport, load_steering_report
 from interp.steering.seen import SharedGroupsWarning
 from interp.steering.strength_map import StrengthMap, load_strength_map, steering_map
+from interp.steering.sweep import steered_logits
 from interp.steering.vector import SteeringVector, load_steering_vector
 from interp.steering.vectors import SteeringVectors, load_steering_vectors
 
 __all__ = [
-    "CandidateReport", "HeadVectors", "OwnMeasure", "PairPreference", "PhraseRate", "ProbeScore", "SharedGroupsWarning",
-    "SteeringReport", "SteeringVector", "SteeringVectors", "StrengthMap", "TargetTokens", "TextScore", "candidate_direction",
-    "cosine_table", "from_repeng", "from_steering_vectors", "head_vectors", "load_candidate_report", "load_gguf",
-    "load_head_vectors", "load_steering_report", "load_steering_vector", "load_steering_vectors", "load_strength_map", "save_gguf", "show_tokens",
-    "steering_experiment", "steering_experiment_again", "steering_map", "steering_vector", "steering_vectors",
+    "CandidateReport", "HeadVectors", "OwnMeasure", "PairPreference", "PhraseRate", "ProbeScore",
+    "SharedGroupsWarning", "SteeringReport", "SteeringVector", "SteeringVectors", "StrengthMap", "TargetTokens",
+    "TextScore", "candidate_direction", "cosine_table", "from_repeng", "from_steering_vectors", "head_vectors",
+    "load_candidate_report", "load_control_vectors", "load_head_vectors", "load_steering_report",
+    "load_steering_vector", "load_steering_vectors", "load_strength_map", "save_control_vectors", "show_tokens",
+    "steered_logits", "steering_experiment", "steering_experiment_again", "steering_map", "steering_vector",
+    "steering_vectors",
 ]  # fmt: skip

@@ -44,7 +44,7 @@ OTHER_NAMES = {"mistral": "llama", "mixtral": "llama", "deepseek_v3": "deepseek2
 # -------------------------------------------------------------------------------------------------- GGUF control vectors
 
 
-def save_gguf(
+def save_control_vectors(
     vectors: Any,
     path: str | Path,
     *,
@@ -53,7 +53,7 @@ def save_gguf(
     strength: float | Any = 0.1,
     unit: str | None = None,
 ) -> Path:
-    """Write a control vector that llama.cpp, repeng and `load_gguf` read.
+    """Write a control vector that llama.cpp, repeng and `load_control_vectors` read.
 
     Args:
         vectors: a `SteeringVector` at `resid_post:N` with N of 1 or more, or `SteeringVectors` at several of these.
@@ -75,8 +75,8 @@ def save_gguf(
         raise ValueError(
             f"strength must be a finite number other than 0, got {strength!r}: a file of zeros steers nothing"
         )
-    hint = _hint_to_write(vectors, model, model_hint)
     targets = {_layer_to_write(target): target for target in targets_of(vectors)}
+    hint = _hint_to_write(vectors, model, model_hint)
     rows, layers = {}, {}
     for layer, target in targets.items():
         amount = float(strength) * target.length * target.in_unit(unit)
@@ -88,15 +88,15 @@ def save_gguf(
     return write_control_file(path, ControlFile(rows, hint, notes))
 
 
-def load_gguf(
+def load_control_vectors(
     path: str | Path, model: HookedTransformer, *, reference: Any = None, model_hint: str | None = None
 ) -> SteeringVectors:
     """Read a control vector. `Steer(vectors, 1, unit="raw")` adds what the file holds, tensor for tensor.
 
     Args:
-        path: a GGUF file of llama.cpp, repeng or `save_gguf`.
+        path: a GGUF file of llama.cpp, repeng or `save_control_vectors`.
         model: the model that it is for.
-        reference: where the typical norms come from, a store with the sites, or texts. Files of `save_gguf` bring them.
+        reference: where the typical norms come from, a store with the sites, or texts. Files of `save_control_vectors` bring them.
         model_hint: what the file may say of its model although that is no name of the model's architecture.
 
     Raises:

@@ -14,8 +14,8 @@ from tiny import tiny_model
 
 import interp
 from interp.cli.group import status
-from interp.cli.probe import setting_of
 from interp.cli.job_progress import JobProgress, ends_between_tasks
+from interp.cli.probe import setting_of
 from interp.probe_job import compare_probe_jobs, evaluate_probe
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from model_folder import write_model_folder
 from steer_jobs import plain_page, run_small, write_job
 from tiny import tiny_model
@@ -70,8 +71,8 @@ def test_make_holds_pairs_out_and_a_sweep_measures_those(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     vector = made(tmp_path, files, "--held-out", "0.25", "--seed", "3")
-    assert str(vector) in capsys.readouterr().out
-    assert load_vector(vector).card["held_out"] == {"share": 0.25, "pairs": 4, "seed": 3}
+    assert "Kept apart: 4 pairs" in capsys.readouterr().out
+    assert load_vector(vector).card["kept_apart"] == {"share": 0.25, "pairs": 4, "seed": 3}
     call = ["sweep", "tiny", vector, "--pairs", files / "pairs.csv", "--n-random", "1", "--strengths=-0.5,0.5"]
     found = run(capsys, *call, "--out", tmp_path / "out", "--texts", files / "texts.csv")
     assert {row["n"] for row in found["effects"]} == {4}
@@ -100,6 +101,7 @@ def test_every_method_and_a_range_of_layers(
     assert load_vector(out).card["method"] == method
 
 
+@pytest.mark.usefixtures("plain_pages")
 def test_make_reads_labelled_texts_stores_and_probes(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,6 +119,36 @@ def test_make_reads_labelled_texts_stores_and_probes(
         found = run(capsys, "make", "tiny", source, *words, "--out", tmp_path / "v.safetensors")
         assert found["sites"] == ["blocks.0.hook_resid_post"]
         assert found["card"]["data"] == source.name
+    found = run(capsys, "make", "tiny", files / "labelled.csv", "--heads", "2", "--out", tmp_path / "v.safetensors")
+    assert len(found["sites"]) == 2
+    assert all(site.endswith("attn.hook_z") for site in found["sites"])
+    call = [
+        "sweep",
+        "tiny",
+        tmp_path / "v.safetensors",
+        "--target",
+        "a",
+        "--prompt",
+        "one",
+        "--prompt",
+        "two",
+        "--n-random",
+        "1",
+    ]
+    assert run(capsys, *call, "--strengths=2", "--out", tmp_path / "out")["card"]["unit"] == "sd"
+
+
+def test_make_takes_the_direction_of_a_latent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    width, path = tiny_model().cfg.d_model, tmp_path / "sae.safetensors"
+    rows = torch.randn(8, width, generator=torch.Generator().manual_seed(0))
+    card = {"site": "blocks.1.hook_resid_post", "typical_norm": 3.0, "kind": "sae"}
+    interp.SAE(rows.T.contiguous(), torch.zeros(8), rows, torch.zeros(width), k=2, card=card).save(path)
+    found = run(capsys, "make", "tiny", path, "--latent", "5", "--out", tmp_path / "v.safetensors")
+    assert found["sites"] == [card["site"]]
+    (target,) = load_vector(tmp_path / "v.safetensors").targets()
+    torch.testing.assert_close(target.direction.float(), rows[5] / rows[5].norm())
+    assert status(["steer", "make", "tiny", str(path), "--out", str(tmp_path / "w.safetensors")]) == 2
+    assert "say which latent (--latent" in capsys.readouterr().err
 
 
 def test_apply_continues_side_by_side_and_shows_what_was_changed(
@@ -266,6 +298,7 @@ def test_a_folder_model_and_a_vector_of_another_one(
     ("words", "message"),
     [
         (["make", "m", "sentiment", "--out", "v"], "--site is missing"),
+        (["make", "m", "sentiment", "--heads", "4", "--out", "v"], "heads are found with labelled texts"),
         (["make", "m", "nowhere.csv", "--site", SITE, "--out", "v"], "nowhere.csv"),
         (["make", "m", "questions", "--site", SITE, "--out", "v"], "questions"),
         (["make", "m", "sentiment", "--site", SITE, "--out", "v", "--method", "pcs"], "pca"),

@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 from crash import call, start, wait_for
 from probe_jobs import finished_bytes
-from steer_jobs import run_small, write_job
+from steer_jobs import plain_page, run_small, write_job
+
+from interp.steering.report import SteeringReport
 
 
 def run_job(spec: Path, out: Path) -> int:
     """The whole sweep, in a child that may be killed. The number of effects."""
-    return len(run_small(spec, out).effects)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SteeringReport, "write_html", plain_page)
+        return len(run_small(spec, out).effects)
 
 
 def kill_at(spec: Path, out: Path, n_files: int, seconds: float) -> bool:

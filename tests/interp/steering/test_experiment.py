@@ -204,7 +204,7 @@ def test_a_report_runs_again_from_its_file(model: HookedTransformer, vector: Ste
         steering_experiment_again(path, tiny_model(seed=5))
     mine = OwnMeasure(lambda model, prompts: [float(model(prompt)[0, -1, 3]) for prompt in prompts], "mine")
     own = steering_experiment(model, vector, ["hello"], strengths=[1.0], measure=mine, n_random=0)
-    with pytest.raises(ValueError, match="'mine' .own. is a function"):
+    with pytest.raises(ValueError, match=r"'mine' \(own\) is a function"):
         steering_experiment_again(own, model)
     pd.testing.assert_frame_equal(steering_experiment_again(own, model, measure=mine).effects, own.effects)
 

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 
 import interp
 from interp.intervene import Steer
+from interp.intervene.targets import Target
 from interp.model import HookedTransformer
-from interp.steering.formats import from_repeng, from_steering_vectors, load_gguf, save_gguf
+from interp.steering.formats import from_repeng, from_steering_vectors, load_control_vectors, save_control_vectors
 from interp.steering.vector import SteeringVector
 from interp.steering.vectors import SteeringVectors, load_steering_vectors
 from interp.tokens import Tokenizer
@@ -77,10 +78,10 @@ def logits_with_rows(model: HookedTransformer, rows: dict[int, np.ndarray], scal
 def test_a_file_survives_the_round_trip_bit_for_bit(model: HookedTransformer, tmp_path: Path) -> None:
     rows = random_rows((3, 1, 2))
     theirs = write_as_repeng(tmp_path / "theirs.gguf", rows)
-    vectors = load_gguf(theirs, model, reference=REFERENCE)
-    ours = save_gguf(vectors, tmp_path / "ours.gguf", model=model, strength=1, unit="raw")
-    again = load_gguf(ours, model)
-    third = save_gguf(again, tmp_path / "third.gguf", model=model, strength=1, unit="raw")
+    vectors = load_control_vectors(theirs, model, reference=REFERENCE)
+    ours = save_control_vectors(vectors, tmp_path / "ours.gguf", model=model, strength=1, unit="raw")
+    again = load_control_vectors(ours, model)
+    third = save_control_vectors(again, tmp_path / "third.gguf", model=model, strength=1, unit="raw")
     for path in (ours, third):
         found = tensors_of(path)
         assert list(found) == ["direction.1", "direction.2", "direction.3"]
@@ -95,7 +96,7 @@ def test_a_file_survives_the_round_trip_bit_for_bit(model: HookedTransformer, tm
 
 def test_what_the_file_says_of_itself(model: HookedTransformer, tmp_path: Path) -> None:
     vector = SteeringVector(torch.eye(32)[3], "blocks.2.hook_resid_post", typical_norm=5.0, sd=0.5)
-    path = save_gguf(vector, tmp_path / "v.gguf", model=model, strength=0.5)
+    path = save_control_vectors(vector, tmp_path / "v.gguf", model=model, strength=0.5)
     reader = gguf.GGUFReader(path)
     said = {key: field.contents() for key, field in reader.fields.items()}
     assert said["general.architecture"] == "controlvector"
@@ -109,7 +110,7 @@ def test_what_the_file_says_of_itself(model: HookedTransformer, tmp_path: Path) 
     )
     np.testing.assert_array_equal(tensor.data, 2.5 * np.eye(32, dtype=np.float32)[3])
     first = path.read_bytes()
-    assert save_gguf(vector, path, model=model, strength=0.5).read_bytes() == first
+    assert save_control_vectors(vector, path, model=model, strength=0.5).read_bytes() == first
 
 
 @pytest.mark.parametrize(("strength", "unit"), [(0.3, "norm"), (-2.0, "sd"), (1.5, "raw")])
@@ -117,17 +118,17 @@ def test_a_file_holds_what_the_strength_adds(
     model: HookedTransformer, tmp_path: Path, strength: float, unit: str
 ) -> None:
     vectors = 0.7 * from_repeng(random_rows((1, 3)), model, reference=REFERENCE)
-    path = save_gguf(vectors, tmp_path / "v.gguf", model=model, strength=strength, unit=unit)
+    path = save_control_vectors(vectors, tmp_path / "v.gguf", model=model, strength=strength, unit=unit)
     steered = logits_with(model, Steer(vectors, strength, unit=unit))
     rows = {int(name.removeprefix("direction.")): row for name, row in tensors_of(path).items()}
     assert torch.equal(steered, logits_with_rows(model, rows))
-    assert torch.equal(steered, logits_with(model, Steer(load_gguf(path, model), 1, unit="raw")))
+    assert torch.equal(steered, logits_with(model, Steer(load_control_vectors(path, model), 1, unit="raw")))
     assert not torch.equal(steered, model(TEXT))
 
 
 def test_a_file_of_repeng_at_multipliers(model: HookedTransformer, tmp_path: Path) -> None:
     rows = random_rows((1, 2, 3))
-    vectors = load_gguf(write_as_repeng(tmp_path / "r.gguf", rows), model, reference=REFERENCE)
+    vectors = load_control_vectors(write_as_repeng(tmp_path / "r.gguf", rows), model, reference=REFERENCE)
     assert torch.equal(logits_with(model, Steer(vectors, 1, unit="raw")), logits_with_rows(model, rows))
     for scale in (-1.5, 0.3):
         theirs = logits_with_rows(model, rows, scale)
@@ -136,7 +137,7 @@ def test_a_file_of_repeng_at_multipliers(model: HookedTransformer, tmp_path: Pat
 
 def test_layers_of_zeros_are_left_out(model: HookedTransformer, tmp_path: Path) -> None:
     rows = random_rows((1, 2)) | {3: np.zeros(32, np.float32)}
-    vectors = load_gguf(write_as_repeng(tmp_path / "r.gguf", rows), model, reference=REFERENCE)
+    vectors = load_control_vectors(write_as_repeng(tmp_path / "r.gguf", rows), model, reference=REFERENCE)
     assert vectors.sites == ["blocks.1.hook_resid_post", "blocks.2.hook_resid_post"]
     with pytest.raises(ValueError, match="but zeros"):
         from_repeng({1: np.zeros(32)}, model, reference=REFERENCE)
@@ -147,21 +148,21 @@ def test_hints_of_either_tool_are_known(family: str, hints: tuple[str, ...], tmp
     model = tiny_model(family)
     for hint in hints or ("anything",):  # the toy `neox` is of no released family, and any hint will do
         path = write_as_repeng(tmp_path / f"{hint}.gguf", random_rows((1,)), hint)
-        assert len(load_gguf(path, model, reference=REFERENCE)) == 1
+        assert len(load_control_vectors(path, model, reference=REFERENCE)) == 1
     vector = SteeringVector(torch.eye(32)[0], "blocks.1.hook_resid_post", 1.0)
     if hints:
-        path = save_gguf(vector, tmp_path / "ours.gguf", model=model)
+        path = save_control_vectors(vector, tmp_path / "ours.gguf", model=model)
         assert gguf.GGUFReader(path).fields["controlvector.model_hint"].contents() == "llama"
     else:
         with pytest.raises(ValueError, match="model_hint='llama'"):
-            save_gguf(vector, tmp_path / "ours.gguf", model=model)
+            save_control_vectors(vector, tmp_path / "ours.gguf", model=model)
 
 
 def test_files_that_are_refused(model: HookedTransformer, tmp_path: Path) -> None:
     def refused(match: str, rows: dict[int, np.ndarray], **options: Any) -> None:
         path = write_as_repeng(tmp_path / "bad.gguf", rows, **options)
         with pytest.raises(ValueError, match=match):
-            load_gguf(path, model, reference=REFERENCE)
+            load_control_vectors(path, model, reference=REFERENCE)
 
     good = random_rows((1,))
     refused("interp.load reads it", good, kind="llama")
@@ -174,25 +175,25 @@ def test_files_that_are_refused(model: HookedTransformer, tmp_path: Path) -> Non
     refused("2 dimensions", {1: np.ones((2, 32), np.float32)})
     refused("holds no vector", {})
     path = write_as_repeng(tmp_path / "other.gguf", good, hint="gemma2")
-    assert len(load_gguf(path, model, reference=REFERENCE, model_hint="gemma2")) == 1
+    assert len(load_control_vectors(path, model, reference=REFERENCE, model_hint="gemma2")) == 1
     with pytest.raises(ValueError, match="give reference="):
-        load_gguf(write_as_repeng(tmp_path / "r.gguf", good), model)
+        load_control_vectors(write_as_repeng(tmp_path / "r.gguf", good), model)
     with pytest.raises(ValueError, match="there is no file"):
-        load_gguf(tmp_path / "none.gguf", model)
+        load_control_vectors(tmp_path / "none.gguf", model)
     for content in (b"", b"GGUF", b"no such file at all, but a long enough one", path.read_bytes()[:150]):
         (tmp_path / "broken.gguf").write_bytes(content)
         with pytest.raises(ValueError, match="not a whole GGUF file"):
-            load_gguf(tmp_path / "broken.gguf", model)
+            load_control_vectors(tmp_path / "broken.gguf", model)
 
 
 def test_a_file_of_another_model_or_with_damaged_notes(model: HookedTransformer, tmp_path: Path) -> None:
     vectors = from_repeng(random_rows((1,)), model, reference=REFERENCE)
-    path = save_gguf(vectors, tmp_path / "v.gguf", model=model)
+    path = save_control_vectors(vectors, tmp_path / "v.gguf", model=model)
     with pytest.raises(ValueError, match="another model"):
-        load_gguf(path, tiny_model("llama", seed=1, n_layers=4))
+        load_control_vectors(path, tiny_model("llama", seed=1, n_layers=4))
     path.write_bytes(path.read_bytes().replace(b'"typical_norm"', b'"typical_size"'))
     with pytest.raises(ValueError, match="damaged"):
-        load_gguf(path, model)
+        load_control_vectors(path, model)
 
 
 def test_vectors_that_cannot_be_written(model: HookedTransformer, tmp_path: Path) -> None:
@@ -202,9 +203,11 @@ def test_vectors_that_cannot_be_written(model: HookedTransformer, tmp_path: Path
 
     def refused(match: str, vectors: Any, **options: Any) -> None:
         with pytest.raises(ValueError, match=match):
-            save_gguf(vectors, path, **{"model": model, **options})
+            save_control_vectors(vectors, path, **{"model": model, **options})
 
     refused("no place for block 0", SteeringVector(direction, "blocks.0.hook_resid_post", 2.0))
+    head = Target("blocks.1.attn.hook_z", torch.eye(8)[0], 1.0, 2.0, head=3)
+    refused("stands at z:1.3", head)
     refused("stands at mlp_out:1", SteeringVector(direction, "blocks.1.hook_mlp_out", 2.0))
     refused("no place for the vector", SteeringVector(torch.eye(16)[0], "blocks.1.hook_resid_post", 2.0))
     refused("no place for the vector", SteeringVector(direction, "blocks.9.hook_resid_post", 2.0))
@@ -221,7 +224,7 @@ def test_vectors_that_cannot_be_written(model: HookedTransformer, tmp_path: Path
     refused("unit='raw'", vector, unit="raw")
     refused("takes a steering vector", direction)
     assert path.read_text() == "what is there"
-    assert save_gguf(SteeringVectors((vector,)), path, model_hint="llama").stat().st_size > 100
+    assert save_control_vectors(SteeringVectors((vector,)), path, model_hint="llama").stat().st_size > 100
 
 
 # --------------------------------------------------------------------------------------------- repeng, steering-vectors
