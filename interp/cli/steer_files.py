@@ -129,7 +129,9 @@ def _write(
 ) -> Any:
     vector = load_vector(source)
     loaded = None if model is None else interp.load(model)
-    save_control_vectors(vector, target, model=loaded, model_hint=hint, strength=0.1 if strength is None else strength, unit=unit)
+    save_control_vectors(
+        vector, target, model=loaded, model_hint=hint, strength=0.1 if strength is None else strength, unit=unit
+    )
     return vector
 
 

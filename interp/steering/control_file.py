@@ -35,7 +35,8 @@ class ControlFile:
     hint: str | None
     """Architecture of the model, in the words of whoever wrote it."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """What `save_control_vectors` keeps beside the tensors: `layers` (typical_norm and sd of each), `strength`, `unit`, `card`. Empty in
+    """What `save_control_vectors` keeps beside the tensors: `layers` (typical_norm and sd of each), `strength`, `unit`, `card`.
+    Empty in
     files of other tools."""
 
 

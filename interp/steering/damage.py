@@ -121,7 +121,9 @@ def damage_figures(now: TextDamage, base: TextDamage, seed: int) -> dict[str, fl
 class ChoiceQuestions:
     """Multiple-choice questions whose options are scored as text."""
 
-    def __init__(self, model: HookedTransformer, questions: Sequence[Question] | Any, layer: int, batch_size: int) -> None:
+    def __init__(
+        self, model: HookedTransformer, questions: Sequence[Question] | Any, layer: int, batch_size: int
+    ) -> None:
         """Run the questions once; errors are those of `score_options`."""
         if model.tokenizer is None:
             raise ValueError("questions are texts; load the model with a tokenizer")

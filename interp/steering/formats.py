@@ -96,7 +96,8 @@ def load_control_vectors(
     Args:
         path: a GGUF file of llama.cpp, repeng or `save_control_vectors`.
         model: the model that it is for.
-        reference: where the typical norms come from, a store with the sites, or texts. Files of `save_control_vectors` bring them.
+        reference: where the typical norms come from, a store with the sites, or texts; files of `save_control_vectors`
+            bring them.
         model_hint: what the file may say of its model although that is no name of the model's architecture.
 
     Raises:

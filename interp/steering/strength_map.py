@@ -57,7 +57,7 @@ class StrengthMap:
         Raises:
             ValueError: no text was given for the loss, or no cell stays under the bound.
         """
-        if self.table["loss_rise"].isna().all():
+        if not self.table["loss_rise"].notna().to_numpy().any():
             raise ValueError("the damage was not measured: give texts= to steering_map")
         kept = []
         for _, rows in self.table.groupby("site", sort=False):
