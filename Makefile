@@ -57,9 +57,16 @@ $(VENV)/.bench: pyproject.toml constraints.txt | $(VENV)/.dev
 	@$(PIP) --no-deps 'dictionary-learning==0.1.0'
 	@touch $@
 
-bench: $(VENV)/.bench
+# steering-vectors needs an older transformers, so it has an environment of its own.
+$(VENV)-peer/.ready: | $(BIN)/python
+	@$(PYTHON) -m venv $(VENV)-peer
+	@$(VENV)-peer/bin/python -m pip install --disable-pip-version-check --quiet 'steering-vectors==0.12.*' torch
+	@touch $@
+
+bench: $(VENV)/.bench $(VENV)-peer/.ready
 	@for script in benchmarks/forward.py benchmarks/generate.py benchmarks/load.py benchmarks/record.py benchmarks/store_read.py benchmarks/heads.py benchmarks/patching.py benchmarks/sae.py benchmarks/sae_planted.py; do $(BIN)/python $$script || exit 1; done
+	@$(BIN)/python benchmarks/steering.py --peer-python $(VENV)-peer/bin/python
 
 clean:
-	rm -rf $(VENV) build dist runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-peer build dist runs .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

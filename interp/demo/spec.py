@@ -71,6 +71,8 @@ class SteeringSpec:
     prompts: list[str]
     max_new_tokens: int
     seconds: float
+    instruction: str | None = None
+    """A system prompt whose effect stands beside the vector's."""
 
 
 @dataclass(frozen=True)
@@ -122,11 +124,13 @@ def _build(kind: Any, values: Mapping[str, Any], where: str) -> Any:
         if key not in fields:
             near = difflib.get_close_matches(key, fields, 1)
             raise ValueError(f"{where}: unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    missing = [name for name in fields if name not in values]
+    missing = [name for name, each in fields.items() if name not in values and each.default is dataclasses.MISSING]
     if missing:
         raise ValueError(f"{where}: the key {missing[0]!r} is missing")
     built = {}
     for name, each in fields.items():
+        if name not in values:
+            continue
         nested = dataclasses.is_dataclass(each.type)
         if nested and not isinstance(values[name], Mapping):
             raise ValueError(f"{where}: {name} is a table, [{name}]")

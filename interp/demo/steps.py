@@ -267,7 +267,8 @@ def _steering(place: Place, progress: Progress) -> Outcome:
     neutral = [example.text[:400] for example in _documents(place).examples[:4]]
     report = steering_experiment(
         place.model, vector, spec.prompts, strengths=spec.strengths, pairs=[pairs[i] for i in held], texts=neutral,
-        n_random=spec.n_random, max_new_tokens=spec.max_new_tokens, seed=place.spec.seed, progress=progress,
+        n_random=spec.n_random, instruction=spec.instruction, max_new_tokens=spec.max_new_tokens, seed=place.spec.seed,
+        progress=progress,
     )  # fmt: skip
     artifact.write_json(
         place.folder / "steering.json", {"concept": spec.concept, "site": spec.site, **report.to_dict()}

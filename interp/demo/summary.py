@@ -119,8 +119,9 @@ def _steering(folder: Path) -> Section:
         ],
         [
             Table(
-                texts.loc[:, ["prompt", "strength"]].assign(text=written),
-                "Greedy continuations; 0 is the model as it is. What the others share with it is grey.",
+                texts.loc[:, ["prompt", "direction", "strength"]].assign(text=written),
+                "Greedy continuations; 0 is the model as it is. What others share with it is grey; an instruction's text is "
+                "compared with that of the same conversation without it.",
             ),
             Table(report.band.drop(columns="measure"), "Random directions; p = (1 + as large) / (n + 1), z in their sd."),
         ],

@@ -217,7 +217,8 @@ def _response(
     x = alt.X(
         "strength:Q",
         title=f"strength ({token_label(dose, _WIDTH)})",
-        axis=alt.Axis(grid=False, values=ticks, format="~g", labelOverlap=True),
+        # A format of the axis would round to the distance of the ticks, and 0.15 would read 0.1.
+        axis=alt.Axis(grid=False, values=ticks, labelExpr="format(datum.value, '.4~g')", labelOverlap=True),
     )
     x = x.scale(padding=14, nice=False)
     base = alt.Chart(rows(table)).encode(

@@ -135,3 +135,10 @@ def test_hostile_names_stay_text_and_the_paper_shows_through(chart: plot.Chart) 
     tags = {element.tag.split("}")[1] for element in root.iter()}
     assert tags <= {"svg", "g", "path", "text", "tspan", "line", "rect", "title", "defs", "clipPath"}
     assert "\u202e" not in "".join(root.itertext())
+
+
+def test_strengths_stand_at_the_axis_as_they_are() -> None:
+    frame = effects()
+    shown = plot.to_svg(steering_effect(frame.assign(strength=frame["strength"] * 1.25)))
+    assert ">0.125<" in shown
+    assert ">−0.125<" in shown
