@@ -1,4 +1,4 @@
-"""Conditional steering (Lee et al. 2024, arXiv 2409.05907): cheer up what a probe finds gloomy, and leave the rest as it is."""
+"""Conditional steering (Lee et al. 2024, arXiv 2409.05907): cheer up what a probe calls gloomy, and leave the rest as it is."""
 
 import interp
 
@@ -10,7 +10,7 @@ X, frame = store.pooled(site, tokens="mean")
 probe = interp.fit_probe(X, frame["label"], groups=frame["group"], site=site)
 vector = interp.steering_vector(store, model=model, site=site, tokens="mean")
 
-prompts = ["The soup was cold and the waiter was rude. I felt", "The soup was hot and the waiter was kind. I felt"]
+prompts = ["The hotel was filthy and the food horrible. I felt", "The hotel was lovely and the food delicious. I felt"]
 plain = model.generate(prompts, 12).text
 cheer_up = interp.Steer(vector, 0.3, where="generated", when=interp.Condition(probe, below=0.5))
 with interp.watch_interventions(model, cheer_up) as applied:

@@ -1,4 +1,4 @@
-"""Directional ablation (Arditi et al. 2024, arXiv 2406.11717): without one direction of its stream the model loses its Spanish."""
+"""Directional ablation (Arditi et al. 2024, arXiv 2406.11717): without one direction of the stream the Spanish is gone."""
 
 import interp
 
@@ -14,6 +14,6 @@ for text in ("El perro es un animal que ladra a los extraños.", "The dog is an 
         logits, loss = model(text), float(model.loss(text))
     apart = float((logits - changed(text)).abs().max())
     print(
-        f"{text} loss {float(model.loss(text)):.2f}, ablated {loss:.2f}; largest difference in the weights {apart:.0e}"
+        f"{text} loss {float(model.loss(text)):.2f}, ablated {loss:.2f}; in the weights: logits differ by {apart:.0e}"
     )
 print(*(repr(each.generate("El perro es un animal que", 14).text) for each in (model, changed)), sep="\n")

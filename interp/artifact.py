@@ -143,6 +143,11 @@ def _dump(obj: Any, *, where: str, indent: int | None = None) -> str:
         raise ValueError(f"{where}: not a JSON value ({error}); convert numpy and torch numbers with .item()") from None
 
 
+def records(frame: Any) -> list[dict[str, Any]]:
+    """Rows of a data frame for JSON, where what was not measured (NaN) is null."""
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")
+
+
 # -------------------------------------------------------------------------------------------------------- artefacts
 
 

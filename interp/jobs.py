@@ -160,7 +160,7 @@ def read_task(path: Path, read: Callable[[Path], Any]) -> Any:
         return None
     try:
         return read(path)
-    except (ValueError, KeyError, OSError) as error:
+    except (ValueError, TypeError, KeyError, OSError) as error:
         aside = path.with_name(path.name + DAMAGED)
         if aside.is_dir():
             shutil.rmtree(aside)

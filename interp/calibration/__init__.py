@@ -3,7 +3,8 @@
 `report` is what a user sees, `figures` the arithmetic behind it, `temperature` the one-number mend.
 """
 
-from interp.calibration.figures import Interval, wilson_interval
+from interp.bootstrap import wilson_interval
+from interp.calibration.figures import Interval
 from interp.calibration.report import BrierParts, CalibrationReport, calibration_report
 from interp.calibration.temperature import Temperature, fit_temperature, fit_temperature_chunks
 

@@ -12,7 +12,6 @@ fixed point smECE_sigma = sigma; smECE_sigma falls as sigma grows, so there is o
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,7 +30,6 @@ CHUNK = 2**21
 """Most numbers in one working array."""
 ERRORS = ("ece", "ece_mass", "smooth_ece")
 BIN_COLUMNS = ("low", "high", "n", "confidence", "accuracy", "accuracy_low", "accuracy_high")
-Z95 = 1.959963984540054
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,13 +226,6 @@ def smooth_ece(residuals: Float[np.ndarray, "draw grid"]) -> Float[np.ndarray, "
         high, at_high = np.where(above, high, middle), np.where(above, at_high, value)
     over, under = at_low - low, high - at_high
     return low + (high - low) * np.divide(over, over + under, out=np.zeros_like(over), where=over + under > 0)
-
-
-def wilson_interval(share: float | Float[np.ndarray, " any"], n: float | Int[np.ndarray, " any"]) -> tuple[Any, Any]:
-    """Wilson's 95 % interval of a share of n independent trials; n may be a real, effective number."""
-    centre = (share * n + Z95**2 / 2) / (n + Z95**2)
-    half = Z95 / (n + Z95**2) * np.sqrt(n * share * (1 - share) + Z95**2 / 4)
-    return np.maximum(centre - half, 0.0), np.minimum(centre + half, 1.0)
 
 
 def _grid_cells(p: Float[np.ndarray, " row"]) -> tuple[Int[np.ndarray, " row"], Float[np.ndarray, " row"]]:

@@ -11,6 +11,9 @@ from interp.cli.output import json_option, show
 from interp.cli.steer_options import edit_options, place_of, vector_of
 from interp.intervene import Steer
 from interp.intervene.watch import watch_interventions
+from interp.steering.experiment import divergence
+from interp.steering.plan import STRENGTHS, USUAL
+from interp.steering.vector import refuse_other_model
 
 
 @click.command(
@@ -37,7 +40,7 @@ from interp.intervene.watch import watch_interventions
 @json_option
 def apply(
     model: str, vector: str, prompts: tuple[str, ...], more: tuple[str, ...], strengths: tuple[float, ...], kind: str | None,
-    unit: str | None, where: str | None, after: str | None, max_new_tokens: int, temperature: float, seed: int,
+    unit: str | None, site: str | None, where: str | None, after: str | None, max_new_tokens: int, temperature: float, seed: int,
     show_applied: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Continue PROMPTS without and with a vector, side by side.
@@ -45,22 +48,22 @@ def apply(
     A FACTOR behind a file scales that vector; several vectors are applied one after the other, each at the strength.
     """
     vectors = [vector_of(word) for word in (vector, *more)]
-    options: dict[str, Any] = {"kind": kind or "add", "unit": unit, "where": place_of(where, after)}
+    options: dict[str, Any] = {"kind": kind or "add", "unit": unit, "site": site, "where": place_of(where, after)}
     if kind == "clamp" and not strengths:
         raise click.UsageError("--kind clamp needs --strength, the value to hold along the direction")
-    wanted = strengths or ((1.0,) if kind == "ablate" else (-0.1, 0.1))
+    wanted = strengths or USUAL.get(options["kind"], STRENGTHS)
     # Refuses what cannot be applied, before the model is loaded.
     settings = {strength: [Steer(each, strength, **options) for each in vectors] for strength in wanted}
     loaded = interp.load(model)
     for each in vectors:
-        _check_model(each, loaded)
+        refuse_other_model(getattr(each, "card", {}), loaded)
     plain = loaded.generate(list(prompts), max_new_tokens, temperature=temperature, seed=seed)
-    rows = _rows(prompts, None, plain, plain)
+    rows = _rows(loaded, prompts, None, plain, plain)
     applied: dict[float, Any] = {}
     for strength, steers in settings.items():
         with watch_interventions(loaded, *steers) as applied[strength]:
             found = loaded.generate(list(prompts), max_new_tokens, temperature=temperature, seed=seed)
-        rows += _rows(prompts, strength, found, plain)
+        rows += _rows(loaded, prompts, strength, found, plain)
     frame = pd.DataFrame(rows).astype({"strength": "Float64", "first_difference": "Int64"})
     if as_json:
         tables = {f"{strength:g}": each.to_frame().to_dict("records") for strength, each in applied.items()}
@@ -72,22 +75,10 @@ def apply(
         click.echo(str(each))
 
 
-def _rows(prompts: Sequence[str], strength: float | None, found: Any, plain: Any) -> list[dict[str, Any]]:
+def _rows(model: Any, prompts: Sequence[str], strength: float | None, found: Any, plain: Any) -> list[dict[str, Any]]:
     """A row for each continuation; first_difference counts new tokens from 0."""
     rows = []
     for prompt, now, before in zip(prompts, found.rows, plain.rows):
-        differs = [index for index, (a, b) in enumerate(zip(before.tokens, now.tokens)) if a != b]
-        first = differs[0] if differs else min(len(before.tokens), len(now.tokens))
-        same = before.tokens == now.tokens
-        rows.append(
-            {"prompt": prompt, "strength": strength, "first_difference": None if same else first, "text": now.text}
-        )
+        first, _ = divergence(model.tokenizer, before.tokens, before.text, now.tokens, now.text)
+        rows.append({"prompt": prompt, "strength": strength, "first_difference": first, "text": now.text})
     return rows
-
-
-def _check_model(vector: Any, model: Any) -> None:
-    known = getattr(vector, "card", {}).get("fingerprint")
-    if known not in (None, model.fingerprint):
-        raise ValueError(
-            f"the vector was fitted on another model ({vector.card.get('model')}), not on {model.cfg.name}: make one for it"
-        )

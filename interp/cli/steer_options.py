@@ -35,6 +35,11 @@ _EDIT = (
         type=click.Choice(UNITS),
         help="Of strengths: typical norms (default), sd along the direction, as fitted.",
     ),
+    click.option(
+        "--site",
+        help="Where it acts, if not where it was fitted: a place, a range such as resid_post:4-12, or writes for everything that "
+        "writes to the stream.",
+    ),
 )
 _PLACE = (
     click.option("--where", type=click.Choice(PLACES), help="Which tokens; default: all."),
@@ -50,7 +55,7 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def edit_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What is done, in which unit, to which tokens."""
+    """What is done, in which unit, where in the model, to which tokens."""
     for option in reversed((*_EDIT, *_PLACE)):
         command = option(command)
     return command

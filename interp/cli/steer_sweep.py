@@ -15,7 +15,7 @@ from interp.probe import load_probe
 from interp.steer_job import SteerSpec, load_steer_spec, rerun_steering, run_steer_job
 from interp.steer_job.spec import spec_of
 from interp.steering.measures import ProbeScore
-from interp.steering.plan import AT
+from interp.steering.plan import RANDOM_STRENGTHS
 
 _MEASURES = ("target", "against", "target_kind", "probe", "phrase")
 """Options that describe a measure."""
@@ -42,9 +42,11 @@ _MEASURES = ("target", "against", "target_kind", "probe", "phrase")
 @click.option("--n-texts", type=int, help="Most of these texts; default: 16.")
 @click.option("--choices", help="Multiple-choice questions, whose accuracy is damage too: a bundled set or a file.")
 @click.option("--n-choices", type=int, help="Most of these questions; default: 60.")
-@click.option("--strengths", type=Numbers(), help="Numbers between commas; default: -0.1,0.1.")
+@click.option("--strengths", type=Numbers(), help="Numbers between commas; default: -0.1,0.1, for ablate 1.")
 @click.option("--n-random", type=int, help="Random directions of the same norm; default: 19.")
-@click.option("--random-strengths", type=click.Choice(AT), help="Strengths at which they stand; default: all.")
+@click.option(
+    "--random-strengths", type=click.Choice(RANDOM_STRENGTHS), help="Strengths at which they stand; default: all."
+)
 @edit_options
 @click.option("--instruction", help="What a model would be told instead; it stands beside the vector.")
 @click.option("--tokens", "max_new_tokens", type=int, help="New tokens of each continuation; default: 30.")

@@ -13,6 +13,7 @@ activation steering, arXiv 2409.05907.
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,12 +21,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from interp import artifact
 from interp import sites as site_names
 from interp.hooks import HookContext, Texts
 from interp.intervene.targets import Direction, Directions, Target, targets_of
 from interp.model import HookedTransformer
 
 OVER = ("prompt", "last", "token")
+_DECIDES = ("direction", "bias", "mean", "scale", "slope", "intercept", "tensors")
+"""What a probe's probability comes from."""
 
 
 @runtime_checkable
@@ -133,14 +137,21 @@ class Condition:
         return result if self.below is None else result & (figure < self.below)
 
     def describe(self) -> dict[str, Any]:
-        """The settings as JSON, for the card of a result."""
+        """The settings as JSON, for the card of a result. `hash` is of the numbers that decide, the probe's or the direction's;
+        None for a reader of another kind that has neither direction nor tensors, which no card can tell from its like."""
         by_probe = self.by_probe
         return {
             "reads": "probability" if by_probe else "cosine",
             "kind": getattr(self.reads, "kind", None) if by_probe else None,
             "site": self.reads.site if by_probe else self._target.site,
-            "head": self.head, "above": self.above, "below": self.below, "over": self.over,
+            "head": self.head, "above": self.above, "below": self.below, "over": self.over, "hash": self._hash(),
         }  # fmt: skip
+
+    def _hash(self) -> str | None:
+        if not self.by_probe:
+            return _hash_of({"direction": self._target.direction})
+        found = {name: value for name in _DECIDES if (value := getattr(self.reads, name, None)) is not None}
+        return _hash_of(found) if "direction" in found or found.get("tensors") else None
 
 
 class LiveCondition:
@@ -208,6 +219,19 @@ class LiveCondition:
                 "nothing to take a mean of: use Condition(..., over='last')"
             )
         return self.condition.holds(torch.where(ordinary[..., None], values, 0.0).sum(1) / count[:, None])
+
+
+def _hash_of(value: Any) -> str:
+    """Of numbers and tensors, in lists and mappings; the exact bits count."""
+
+    def plain(each: Any) -> Any:
+        if isinstance(each, Tensor):
+            return [str(each.dtype), each.detach().cpu().double().tolist()]
+        if isinstance(each, Mapping):
+            return {str(name): plain(part) for name, part in each.items()}
+        return each
+
+    return artifact.hash_json(plain(value))
 
 
 def _holds_prompt(ctx: HookContext, texts: Texts) -> bool:

@@ -107,12 +107,22 @@ def check_place(where: str | Where | Any, positions: Sequence[int] | Any = None,
         Where(where, positions, phase)
 
 
+def part_of(where: str | Where) -> str:
+    """The word alone: `all`, `prompt` or `generated`."""
+    return where.part if isinstance(where, Where) else where
+
+
+def described(where: str | Where) -> str | dict[str, Any]:
+    """A place as JSON: a word is itself, a `Where` a mapping."""
+    return where.describe() if isinstance(where, Where) else where
+
+
 def describe_place(
     where: str | Where, positions: Sequence[int] | None = None, phase: str | None = None
 ) -> dict[str, Any]:
     """The three options of an intervention as JSON; a `Where` is a mapping there."""
     return {
-        "where": where.describe() if isinstance(where, Where) else where,
+        "where": described(where),
         "positions": None if positions is None else list(positions), "phase": phase,
     }  # fmt: skip
 
@@ -168,6 +178,8 @@ def _of_pass(ctx: HookContext, place: Where) -> Bool[Tensor, "batch pos"]:
 
 
 def _chosen(ctx: HookContext, place: Where) -> Bool[Tensor, "batch pos"]:
+    if ctx.phase == "decode" and ctx.mask.shape[1] == 1 and _names_no_new_token(place):
+        return torch.zeros_like(ctx.mask)
     chosen = ctx.mask
     if place.phase is not None:
         chosen = chosen & _in_phase(ctx, place.phase)
@@ -191,6 +203,12 @@ def _chosen(ctx: HookContext, place: Where) -> Bool[Tensor, "batch pos"]:
     return chosen & (ctx.positions < length if place.part == "prompt" else ctx.positions >= length - 1)
 
 
+def _names_no_new_token(place: Where) -> bool:
+    """Whether no token that a generation added can be meant: its steps need not look."""
+    from_end = place.positions is not None and max(place.positions) < 0
+    return from_end or place.part == "prompt" or place.phase not in (None, "decode")
+
+
 def _in_phase(ctx: HookContext, phase: str) -> Bool[Tensor, "batch pos"]:
     """A decode pass that runs over all tokens again, as some rotations need it, holds the tokens of the prefill too."""
     if ctx.phase == "decode" and phase != "forward" and ctx.mask.shape[1] > 1:
@@ -201,11 +219,12 @@ def _in_phase(ctx: HookContext, phase: str) -> Bool[Tensor, "batch pos"]:
 
 
 def _at(ctx: HookContext, positions: Sequence[int]) -> Bool[Tensor, "batch pos"]:
-    wanted = torch.tensor(positions, device=ctx.positions.device)
-    found = torch.isin(ctx.positions, wanted)
-    if min(positions) >= 0:
-        return found
-    return found | torch.isin(ctx.positions - _ends(ctx), wanted[wanted < 0])
+    def named(places: Tensor, wanted: list[int]) -> Tensor:
+        return torch.isin(places, torch.tensor(wanted, dtype=places.dtype, device=places.device))
+
+    from_start, from_end = ([p for p in positions if (p >= 0) is side] for side in (True, False))
+    found = named(ctx.positions, from_start)
+    return found | named(ctx.positions - _ends(ctx), from_end) if from_end else found
 
 
 def _ends(ctx: HookContext) -> Int[Tensor, "batch #pos"]:

@@ -19,6 +19,9 @@ from interp.hooks import HookContext
 from interp.model import ActivationCache, HookedTransformer
 from interp.store import Store
 
+OUTLIER = 10
+"""Times the median norm up to which a token is typical."""
+
 
 def typical_rows(
     values: Float[Tensor, "batch pos d"], mask: Bool[Tensor, "batch pos"], special: Bool[Tensor, "batch pos"]
@@ -29,7 +32,13 @@ def typical_rows(
     if not len(rows):
         raise ValueError("no typical token is left: the reference texts hold nothing but first and special tokens")
     norms = rows.norm(dim=-1)
-    return rows[norms <= 10 * norms.median()]
+    return rows[norms <= norm_bound(norms)]
+
+
+def norm_bound(norms: Float[Tensor, "*site token"]) -> Float[Tensor, "*site 1"]:
+    """The largest norm of a typical token, from the norms of all tokens that are real, not special and not first. Take it over
+    all texts at once: a bound of every batch would hang on the batches."""
+    return OUTLIER * norms.median(-1, keepdim=True).values
 
 
 def special_tokens(model: HookedTransformer, ids: Tensor) -> Bool[Tensor, "batch pos"]:

@@ -48,6 +48,8 @@ _SHARES = ("accuracy", "distinct_2", "repetition")
 _COLOURS = {"vector": BLUE, "random directions": GREY, "instruction": ORANGE}
 _COUNTS = ("n", "n_texts", "n_tokens", "n_choices")
 _WIDTH = 60
+_WAYS = {False: "with the vector", True: "against the vector", None: "no wrong way"}
+"""Whether an item goes the wrong way -> what the legend says."""
 """Longest name of a measure or unit, in characters."""
 
 
@@ -102,21 +104,24 @@ def steering_damage(
 
 
 def steering_slopes(slopes: pd.DataFrame, *, dose: str = "unit of strength") -> alt.LayerChart | alt.VConcatChart:
-    """How far each item moves for one unit of strength, from the least to the most; below zero it moves the wrong way.
+    """How far each item moves for one unit of strength, in order.
 
     Args:
         slopes: a row for each item: `slope`, and `prompt`, `group` and `measure` where they are known; a panel for each
-            measure.
+            measure. `wrong` says which items move against the vector, NaN where none does; without it those below zero do.
         dose: what one unit is.
     """
     need(slopes, "slope")
     panels = []
     for name, part in _by_measure(slopes):
-        table = part.loc[:, [c for c in ("slope", "group") if c in part]].sort_values("slope", ignore_index=True)
+        table = part.loc[:, [c for c in ("slope", "group", "wrong") if c in part]].sort_values(
+            "slope", ignore_index=True
+        )
         if "prompt" in part:
             table["prompt"] = [token_label(str(p), 80) for p in part.sort_values("slope")["prompt"]]
         table["place"] = np.arange(1, len(table) + 1)
-        table["way"] = np.where(table["slope"] < 0, "against the vector", "with the vector")
+        wrong = table.pop("wrong") if "wrong" in table else table["slope"] < 0
+        table["way"] = [_WAYS[None if pd.isna(each) else bool(each)] for each in wrong]
         panels.append(
             _dots(table, f"slope{f' of {name}' if name else ''} per {token_label(dose, _WIDTH)}", legend=not panels)
         )
@@ -267,16 +272,16 @@ def _random_band(table: pd.DataFrame, value: str) -> pd.DataFrame:
 
 
 def _dots(table: pd.DataFrame, title: str, *, legend: bool) -> alt.LayerChart:
-    ways = [way for way in ("with the vector", "against the vector") if way in set(table["way"])]
+    ways = [way for way in _WAYS.values() if way in set(table["way"])]
     colour = alt.Color("way:N", title=None, legend=alt.Legend(orient="top", symbolOpacity=1) if legend else None)
     found = np.asarray(table["slope"], float)
     ends = [min(0.0, found.min()), max(0.0, found.max())]
     tips = [alt.Tooltip("slope:Q", format=".3~f"), *[alt.Tooltip(f"{c}:N") for c in ("prompt", "group") if c in table]]
     base = alt.Chart(rows(table)).encode(
-        x=alt.X("place:Q", title="items, from the least moved", axis=alt.Axis(grid=False, tickMinStep=1)).scale(
+        x=alt.X("place:Q", title="items, by slope", axis=alt.Axis(grid=False, tickMinStep=1)).scale(
             domain=[1, max(2, len(table))], nice=False, padding=8
         ),
-        color=colour.scale(domain=ways, range=[BLUE if way.startswith("with ") else VERMILION for way in ways]),
+        color=colour.scale(domain=ways, range=[VERMILION if way == _WAYS[True] else BLUE for way in ways]),
         tooltip=tips,
     )
     y = alt.Y("slope:Q", title=title, axis=alt.Axis(minExtent=34)).scale(domain=ends)

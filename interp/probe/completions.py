@@ -98,7 +98,8 @@ def encoded(tokenizer: Tokenizer, prompt: str, completions: Sequence[str]) -> tu
     start = min(common_prefix(before, sequence) for sequence in sequences)
     if start == 0:
         raise ValueError(
-            f"the completions of {prompt[-60:]!r} share no token with it, so nothing predicts their first one"
+            f"the completions of {prompt[-60:]!r} share no token with it, so nothing predicts their first one: begin the prompt "
+            "with text, or use a tokenizer with a BOS"
         )
     for completion, sequence in zip(completions, sequences):
         if len(sequence) <= start:

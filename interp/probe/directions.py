@@ -11,6 +11,7 @@ from torch import Tensor
 
 from interp.hooks import HookContext
 from interp.intervene import special_tokens, typical_rows
+from interp.intervene.draws import KINDS, orthogonal_draw
 from interp.model import HookedTransformer
 from interp.store import Store
 
@@ -96,15 +97,11 @@ def bundle(
     if not norm > 0 or not bool(centred.any()):
         raise ValueError(f"the activations at {spot.name} are constant: nothing is typical there")
     generator = torch.Generator().manual_seed(seed)
-    found, kinds = [direction.double()], ["probe"]
+    own = direction.double()
+    found, kinds = [own], ["probe"]
     for index in range(n):
-        kinds.append("isotropic" if index % 2 == 0 else "covariance")
-        if kinds[-1] == "isotropic":
-            raw = torch.randn(len(direction), generator=generator, dtype=torch.float64)
-        else:
-            raw = torch.randn(len(centred), generator=generator, dtype=torch.float64) @ centred
-        raw = raw - (raw @ found[0]) * found[0]
-        found.append(raw / raw.norm())
+        kinds.append(KINDS[index % 2])
+        found.append(orthogonal_draw(own, centred if kinds[-1] == "covariance" else None, generator))
     return Bundle(torch.stack(found), kinds, norm, len(rows), source)
 
 

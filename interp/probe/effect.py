@@ -11,8 +11,8 @@ from jaxtyping import Float, Float64, Int
 
 from interp import artifact
 from interp import sites as site_names
-from interp.bootstrap import ratio_interval
-from interp.calibration import wilson_interval
+from interp.bootstrap import grouped_interval, grouped_share
+from interp.intervene.draws import rank_among
 
 COMPLETION, ANSWER = "completion", "answer"
 EFFECTS = (
@@ -102,7 +102,7 @@ class ProbeEffect:
         p = (1 + random directions with an effect as large, of either sign) / (1 + random directions)."""
         random = self.effects[self.effects["kind"] != "probe"]
         rows = []
-        for own in _records(self.effects[(self.effects["kind"] == "probe") & (self.effects["strength"] != 0)]):
+        for own in artifact.records(self.effects[(self.effects["kind"] == "probe") & (self.effects["strength"] != 0)]):
             others = random[(random["measure"] == own["measure"]) & (random["strength"] == own["strength"])]
             kept = {name: own[name] for name in BAND}
             beside = _beside(own["effect"], np.asarray(others["effect"], float))
@@ -114,7 +114,7 @@ class ProbeEffect:
     def slope_band(self) -> pd.DataFrame:
         """The same for the slopes, a row for each measure: slope, low, high, random_mean, random_low, random_high, p."""
         rows = []
-        for own in _records(self.slopes[self.slopes["kind"] == "probe"]):
+        for own in artifact.records(self.slopes[self.slopes["kind"] == "probe"]):
             others = self.slopes[(self.slopes["kind"] != "probe") & (self.slopes["measure"] == own["measure"])]
             kept = {name: own[name] for name in ("measure", "slope", "low", "high")}
             rows.append({**kept, **_beside(own["slope"], np.asarray(others["slope"], float))})
@@ -166,7 +166,7 @@ class ProbeEffect:
         return "\n".join(lines)
 
     def _slope(self, measure: str) -> dict[str, Any]:
-        return next(row for row in _records(self.slope_band) if row["measure"] == measure)
+        return next(row for row in artifact.records(self.slope_band) if row["measure"] == measure)
 
     def _effects(self, measure: str, what: str) -> list[str]:
         """A sentence for the slope and one for each strength."""
@@ -177,7 +177,7 @@ class ProbeEffect:
             f"({self.card['typical_norm']:.1f}); {n_random} random directions {slope['random_low']:+.2f} to "
             f"{slope['random_high']:+.2f}, rank p = {slope['p']:.3f}."
         ]
-        for row in _records(self.band[self.band["measure"] == measure]):
+        for row in artifact.records(self.band[self.band["measure"] == measure]):
             loss = ""
             if row["loss_rise"] is not None:
                 loss = f"; loss {row['loss_rise']:+.3f} nats a token (random {row['random_loss_rise']:+.3f})"
@@ -206,8 +206,8 @@ class ProbeEffect:
         content = {
             "kind": KIND,
             "format": FORMAT,
-            "effects": _records(self.effects),
-            "slopes": _records(self.slopes),
+            "effects": artifact.records(self.effects),
+            "slopes": artifact.records(self.slopes),
             "preference": asdict(self.preference),
             "answers": None if self.answers is None else asdict(self.answers),
             "figure": None if self.figure is None else dict(self.figure),
@@ -250,7 +250,7 @@ def effect_tables(
     """The rows of `effects` and of `slopes` for one measure; the first direction is the probe's."""
     names = ["probe", *(f"random {index}" for index in range(len(kinds) - 1))]
     strengths = np.array(grid)
-    ends = _clustered(change, groups, n_boot, seed)
+    ends = grouped_interval(change, groups, seed, n_boot)
     size = {"n": change.shape[-1], "n_groups": int(groups.max()) + 1}
     still = dict.fromkeys(("strength", "effect", "low", "high", "wrong_way"), 0.0)
     own = {"measure": measure, "direction": "probe", "kind": "probe"}
@@ -273,7 +273,7 @@ def effect_tables(
                 }
             )
     each = np.tensordot(strengths, change, 1) / (strengths**2).sum()
-    low, high = _clustered(each, groups, n_boot, seed)
+    low, high = grouped_interval(each, groups, seed, n_boot)
     slopes = pd.DataFrame(
         {"measure": measure, "direction": names, "kind": kinds, "slope": each.mean(-1), "low": low, "high": high}
     )
@@ -285,33 +285,16 @@ def preference_of(
     log_odds: Float64[np.ndarray, " pair"], groups: Int[np.ndarray, " pair"], n_boot: int, seed: int
 ) -> Preference:
     """Share of pairs whose true completion is the more probable one, with its interval."""
-    right, n_groups = (log_odds > 0).astype(float), int(groups.max()) + 1
-    share = float(right.mean())
-    low, high = (float(end) for end in _clustered(right, groups, n_boot, seed))
-    if share in (0.0, 1.0):  # no draw differs from another: the interval is that of so many groups that agree
-        low, high = (float(end) for end in wilson_interval(share, float(n_groups)))
-    return Preference(share, max(low, 0.0), min(high, 1.0), float(log_odds.mean()), len(log_odds), n_groups)
-
-
-def _clustered(
-    values: Float64[np.ndarray, "*lines item"], groups: Int[np.ndarray, " item"], n_boot: int, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """95 % interval of the mean over items, whole groups drawn."""
-    member = np.eye(int(groups.max()) + 1)[groups]
-    return ratio_interval(values @ member, member.sum(0), seed, n_boot)
+    right = (log_odds > 0).astype(float)
+    low, high = (float(end) for end in grouped_share(right, groups, seed, n_boot))
+    return Preference(float(right.mean()), low, high, float(log_odds.mean()), len(right), len(np.unique(groups)))
 
 
 def _beside(own: float, random: Float[np.ndarray, " direction"]) -> dict[str, float]:
     """Mean and ends of the random directions, and the two-sided rank among them."""
-    p = (1 + int((np.abs(random) >= abs(own)).sum())) / (1 + len(random))
     ends = {"random_low": float(random.min()), "random_high": float(random.max())}
-    return {"random_mean": float(random.mean()), **ends, "p": p}
+    return {"random_mean": float(random.mean()), **ends, "p": rank_among(own, random)}
 
 
 def _span(value: float, ends: Mapping[str, Any], form: str) -> str:
     return f"{value:{form}} (95 % {ends['low']:{form}} to {ends['high']:{form}})"
-
-
-def _records(frame: pd.DataFrame | Any) -> list[dict[str, Any]]:
-    """Rows for JSON, where what was not measured is null."""
-    return frame.astype(object).where(frame.notna(), None).to_dict("records")

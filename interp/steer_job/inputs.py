@@ -8,13 +8,11 @@
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from interp import artifact
 from interp.dataset import ContrastPair, Question, load_corpus, load_pairs, load_questions
 from interp.intervene.place import Where
-from interp.jobs import file_hash
 from interp.probe import load_probe
 from interp.steer_job.spec import MeasureSpec, SteerSpec
 from interp.steer_job.vectors import Source, load_vector, read_source
@@ -46,25 +44,25 @@ class Inputs:
     @property
     def hash(self) -> str:
         """Of all contents, for the files' names alone do not decide a figure."""
-        spec = self.spec
-        vector = self.source.hash if self.source is not None else file_hash(Path(str(spec.vector.file)))
+        vector = self.vector_hash if self.source is None else self.source.hash
+        measures = [each.describe() for each in self.measures]
         pairs = [[pair.prompt, pair.positive, pair.negative, pair.group] for pair in self.pairs]
         choices = [[each.prompt, list(each.options), each.answer, each.group] for each in self.choices]
-        return artifact.hash_json([vector, self.probes, pairs, self.texts, choices])
+        return artifact.hash_json([vector, measures, pairs, self.texts, choices])
 
     @property
-    def probes(self) -> list[str]:
-        """Hashes of the probes' files, which a measure's description does not hold."""
-        return [file_hash(Path(each.probe)) for each in self.spec.measures if each.probe is not None]
+    def vector_hash(self) -> str:
+        """Of the vector that was read. Its file may change, or be moved aside, while the sweep runs."""
+        return artifact.hash_json(self.vector.to_dict())
 
     def arguments(self) -> dict[str, Any]:
         """Of `steering_experiment`, beside model and vector."""
         spec = self.spec
         where = spec.where if spec.after is None else Where(spec.where, after=spec.after)
         return {
-            "prompts": list(spec.prompts), "strengths": list(spec.strengths), "measure": self.measures or None,
+            "prompts": list(spec.prompts), "strengths": spec.strengths, "measure": self.measures or None,
             "pairs": self.pairs, "texts": self.texts, "choices": self.choices, "n_random": spec.n_random,
-            "random_strengths": spec.random_strengths, "kind": spec.kind, "where": where, "unit": spec.unit,
+            "random_strengths": spec.random_strengths, "kind": spec.kind, "where": where, "unit": spec.unit, "site": spec.site,
             "instruction": spec.instruction, "max_new_tokens": spec.max_new_tokens, "temperature": spec.temperature,
             "seed": spec.seed, "batch_size": spec.batch_size,
         }  # fmt: skip

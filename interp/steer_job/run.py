@@ -9,7 +9,7 @@ out/
   log.jsonl                  how long things took; no result is in it
 
 1. Read and check all files, before a model is loaded.
-2. Fit the vector, or read it.
+2. Fit the vector, or keep the one that was read; from there on it is the file in tasks/ that is measured.
 3. Do the settings that are missing: each strength of the vector, of random directions, of the instruction (`tasks`).
 4. `steering_experiment` puts their results together.
 
@@ -23,6 +23,7 @@ from typing import Any
 
 from interp import artifact, jobs
 from interp.engine import as_engine
+from interp.intervene.steer import WRITES
 from interp.jobs import Progress, read_task
 from interp.model import HookedTransformer
 from interp.steer_job.inputs import Inputs, read_inputs
@@ -90,6 +91,8 @@ def run_steer_job(
     inputs = read_inputs(spec)
     with folder.held(resume=resume):
         model = load(spec.model) if model is None else model
+        if spec.site not in (None, WRITES):
+            model.expand_sites(spec.site)  # refuses a word that is no place, before the folder is the job's
         own = {"kind": OWNER_KIND, "job": spec.to_dict(), "inputs": inputs.hash, "model": model.fingerprint}
         jobs.settle_owner(folder, own, HASHES, replace=replace)
         key = artifact.hash_json([FORMAT, own, artifact.provenance()])
@@ -102,9 +105,10 @@ def _run(
     with folder.timed("vector"):
         file = _vector_file(folder, inputs, model)
         vector = load_vector(file)
+        artifact.atomic_write(folder.vector, file.read_bytes())
         tell("vector", 1, 1)
     arguments = inputs.arguments()
-    files = SettingFiles(folder, experiment_plan(model, vector, **arguments), tuple(inputs.probes))
+    files = SettingFiles(folder, experiment_plan(model, vector, **arguments))
     with folder.timed("settings"):
         run_settings(
             model, vector, arguments, files, engine=engine, progress=lambda done, total: tell("settings", done, total)
@@ -112,26 +116,27 @@ def _run(
     with folder.timed("report"):
         report = steering_experiment(model, vector, **arguments, kept=files)
         about = {"name": inputs.spec.name, "key": key, "spec": inputs.spec.to_dict(), "notes": inputs.notes}
-        return _written(folder, replace(report, card={**report.card, "job": about}), file)
+        return _written(folder, replace(report, card={**report.card, "job": about}))
 
 
 def _vector_file(folder: SteerFolder, inputs: Inputs, model: HookedTransformer) -> Path:
-    """Where the vector stands. A fitted one is read from its file at once, so that each run has the same."""
+    """The vector as a file of the folder, fitted or as it was read: each run has the same, whatever becomes of its source."""
     if inputs.source is None:
-        return Path(str(inputs.spec.vector.file))
-    spec = {**inputs.spec.to_dict()["vector"], "data": inputs.source.hash}
+        spec: Any = {"read": inputs.vector_hash}
+    else:
+        spec = {**inputs.spec.to_dict()["vector"], "data": inputs.source.hash}
     key = artifact.hash_json([FORMAT, spec, model.fingerprint, artifact.provenance()])
     path = folder.task("vector", key, ".safetensors")
     if read_task(path, load_vector) is None:
-        fit_vector(inputs.spec.vector, model, inputs.source).save(path)
+        vector = inputs.vector if inputs.source is None else fit_vector(inputs.spec.vector, model, inputs.source)
+        vector.save(path)
     return path
 
 
-def _written(folder: SteerFolder, report: SteeringReport, vector: Path) -> SteeringReport:
+def _written(folder: SteerFolder, report: SteeringReport) -> SteeringReport:
     """The report as it reads, after everything was written. The page is made of what the file says, as `show` makes it."""
     draft = folder.task("report", report.card["job"]["key"], ".json")
     found = load_steering_report(report.save(draft))
-    artifact.atomic_write(folder.vector, vector.read_bytes())
     found.write_html(folder.page)
     os.replace(draft, folder.report)
     return found

@@ -13,7 +13,7 @@ from interp.intervene.edits import KINDS
 from interp.intervene.place import PLACES
 from interp.intervene.targets import UNITS
 from interp.jobs import at_least, build, plain, read_toml
-from interp.steering.plan import AT, STRENGTHS
+from interp.steering.plan import RANDOM_STRENGTHS, STRENGTHS, USUAL
 
 SWEPT = tuple(kind for kind in KINDS if kind != "clamp")
 """What can be swept: clamp holds a coordinate, so that its strength 0 is no unsteered run."""
@@ -109,8 +109,8 @@ class SteerSpec:
     """Multiple-choice questions, whose accuracy is damage too: a bundled set or a file."""
     n_choices: int = 60
     """Most of these questions; drawn by the seed."""
-    strengths: tuple[float, ...] = STRENGTHS
-    """Of the vector, in `unit`; 0 is always measured."""
+    strengths: tuple[float, ...] | None = None
+    """Of the vector, in `unit`; 0 is always measured. None for -0.1 and 0.1, and for `ablate` 1, all of it."""
     n_random: int = 19
     """Random directions of the same norm; 19 give p = 0.05 at best."""
     random_strengths: str = "all"
@@ -119,6 +119,9 @@ class SteerSpec:
     """`add`, `rotate`, `piecewise` or `ablate`."""
     unit: str | None = None
     """Of strengths: the site's typical `norm`, the `sd` along the direction, or `raw`; None for norm, and sd for heads."""
+    site: str | None = None
+    """Where the vector acts, if not where it was fitted: another place, a range of layers (`resid_post:4-12`), or `writes` for
+    everything that writes to the stream; of a vector of several places, those that are changed."""
     where: str = "all"
     """Which tokens: `all`, `prompt` or `generated`."""
     after: str | None = None
@@ -145,11 +148,14 @@ class SteerSpec:
             raise ValueError("nothing is measured: give pairs, measures, or prompts to continue")
         if self.measures and not self.prompts:
             raise ValueError("measures of tokens, probes and phrases are read on prompts: give prompts")
+        if self.strengths is None:
+            object.__setattr__(self, "strengths", USUAL.get(self.kind, STRENGTHS))
+        assert self.strengths is not None
         if not self.strengths or not all(map(math.isfinite, self.strengths)):
             raise ValueError(f"strengths must be finite numbers, got {list(self.strengths)}")
         if len(set(self.strengths)) < len(self.strengths):
             raise ValueError(f"strengths has the same value twice: {list(self.strengths)}")
-        words = {"kind": SWEPT, "unit": (None, *UNITS), "where": PLACES, "random_strengths": AT}
+        words = {"kind": SWEPT, "unit": (None, *UNITS), "where": PLACES, "random_strengths": RANDOM_STRENGTHS}
         for name, known in words.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be {', '.join(filter(None, known))}, got {getattr(self, name)!r}")

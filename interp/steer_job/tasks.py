@@ -3,7 +3,8 @@
 A setting is the vector, a random direction or the instruction, at one strength. `SettingFiles` is what
 `steering_experiment(kept=...)` reads and writes: a result is a file, named by its setting and by a hash of everything that
 decides it (`ExperimentPlan.key`), and written whole or not at all. `run_settings` does the missing ones, here or over the
-workers of a Ray cluster; each worker gets the model in parts, and puts it together once.
+workers of a Ray cluster; each worker gets the model in parts, and puts it together once. A vector that changes nothing is
+refused as soon as a setting of it and the unsteered run are there, not after the last setting.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ from interp.engine import RayEngine, as_engine, run_tasks
 from interp.jobs import JobFolder, read_task
 from interp.model import HookedTransformer
 from interp.model.parts import ModelParts
+from interp.steering.experiment import refuse_blind
 from interp.steering.plan import ExperimentPlan, Setting, SettingResult, experiment_plan, run_setting
 
 KIND = "steering task"
@@ -34,12 +36,10 @@ class SettingFiles:
 
     folder: JobFolder
     plan: ExperimentPlan
-    probes: tuple[str, ...] = ()
-    """Hashes of what the plan's key does not hold: the probes that are read."""
 
     def path(self, setting: Setting) -> Path:
         """File of a result."""
-        key = artifact.hash_json([FORMAT, self.plan.key(setting), list(self.probes)])
+        key = artifact.hash_json([FORMAT, self.plan.key(setting)])
         return self.folder.task(f"{setting.name} {setting.strength:+g}", key, ".safetensors")
 
     def get(self, setting: Setting) -> SettingResult | None:
@@ -48,17 +48,10 @@ class SettingFiles:
 
     def put(self, setting: Setting, result: SettingResult) -> None:
         """Keep a result, whole or not at all."""
-        self.put_arrays(setting, *result.to_arrays())
-
-    def put_arrays(self, setting: Setting, arrays: Mapping[str, np.ndarray], values: Any) -> None:
-        """The same of a result that came from another process."""
+        arrays, values = result.to_arrays()
         tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}  # Ray's are read-only
         about = {"name": setting.name, "kind": setting.kind, "strength": setting.strength}
         artifact.save_artifact(self.path(setting), KIND, tensors, {"setting": about, "result": values})
-
-    def missing(self) -> list[Setting]:
-        """Settings that are not done. Files are read, so that a damaged one is found before the work begins."""
-        return [setting for setting in self.plan.settings if self.get(setting) is None]
 
 
 def _result(path: Path) -> SettingResult:
@@ -86,27 +79,53 @@ def run_settings(
         progress: called with (done, in all) after each; what it raises ends the work between two settings.
 
     Raises:
-        ValueError: as `run_setting`, or a model that cannot travel.
+        ValueError: as `run_setting`; a measure that does not see the vector, as soon as that shows; a model that cannot travel.
         WorkerLost: a setting whose workers died again and again.
     """
-    settings, left = files.plan.settings, files.missing()
+    plan, sight = files.plan, _Sight(files.plan)
+    # Files are read, so that a damaged one is found before the work begins.
+    kept = {setting: result for setting in plan.settings if (result := files.get(setting)) is not None}
+    for setting, result in kept.items():
+        sight.check(setting, result)
+    left = [setting for setting in plan.settings if setting not in kept]
     here = as_engine(engine) is None
-    found: Any = _here(model, files, left) if here else _on_ray(model, vector, arguments, files, left, engine)
+    found: Any = _here(plan, left) if here else _on_ray(model, vector, arguments, plan, left, engine)
     with contextlib.closing(found) as finished:
-        for done, _ in enumerate(finished, 1 + len(settings) - len(left)):
+        for done, (setting, result) in enumerate(finished, len(kept) + 1):
+            files.put(setting, result)
+            sight.check(setting, result)
             if progress is not None:
-                progress(done, len(settings))
+                progress(done, len(plan.settings))
 
 
-def _here(model: HookedTransformer, files: SettingFiles, left: Sequence[Setting]) -> Iterator[None]:
+class _Sight:
+    """Compares results with the unsteered one, whichever comes first."""
+
+    def __init__(self, plan: ExperimentPlan) -> None:
+        self._plan = plan
+        self._base: SettingResult | None = None
+        self._waiting: list[tuple[Setting, SettingResult]] = []
+
+    def check(self, setting: Setting, result: SettingResult) -> None:
+        """A result that is there. ValueError as `refuse_blind`."""
+        if setting == self._plan.base:
+            self._base = result
+        self._waiting.append((setting, result))
+        if self._base is not None:
+            for each in self._waiting:
+                refuse_blind(self._plan, *each, self._base)
+            self._waiting.clear()
+
+
+def _here(plan: ExperimentPlan, left: Sequence[Setting]) -> Iterator[tuple[Setting, SettingResult]]:
     for setting in left:
-        yield files.put(setting, run_setting(model, files.plan, setting))
+        yield setting, run_setting(plan, setting)
 
 
 def _on_ray(
-    model: HookedTransformer, vector: Any, arguments: Mapping[str, Any], files: SettingFiles, left: Sequence[Setting],
+    model: HookedTransformer, vector: Any, arguments: Mapping[str, Any], plan: ExperimentPlan, left: Sequence[Setting],
     engine: Any,
-) -> Iterator[None]:  # fmt: skip
+) -> Iterator[tuple[Setting, SettingResult]]:  # fmt: skip
     """The same over the workers of a cluster; what is under way there when the caller leaves is lost."""
     if not left:
         return
@@ -115,11 +134,11 @@ def _on_ray(
     if chosen.gpus_per_worker is None:
         chosen = dataclasses.replace(chosen, gpus_per_worker=int(home == "cuda"))
     shared = (ModelParts.of(model), "cuda" if chosen.gpus_per_worker else "cpu", vector, dict(arguments))
-    numbers = [files.plan.settings.index(setting) for setting in left]
+    numbers = [plan.settings.index(setting) for setting in left]
     found: Any = run_tasks(_make_worker, numbers, shared=shared, engine=chosen)
     with contextlib.closing(found) as results:
         for index, (arrays, values) in results:
-            yield files.put_arrays(left[index], arrays, values)
+            yield left[index], SettingResult.from_arrays(arrays, values)
 
 
 def _make_worker(
@@ -130,6 +149,6 @@ def _make_worker(
     plan = experiment_plan(model, vector, **arguments)
 
     def run(number: int) -> tuple[dict[str, np.ndarray], Any]:
-        return run_setting(model, plan, plan.settings[number]).to_arrays()
+        return run_setting(plan, plan.settings[number]).to_arrays()
 
     return run

@@ -37,6 +37,12 @@ LOADERS: dict[str, Callable[[Any], Any]] = {
 KEPT_APART = "kept_apart"
 """Key of a card: the share and number of the pairs that were held out to be measured on."""
 
+READY = ("probe", "sae")
+"""Sources that hold a direction; nothing is fitted on them."""
+_OF_FIT = ("method", "tokens", "C", "heads")
+"""Options of a fit."""
+_IS = {"pairs": "holds pairs", "texts": "holds texts", "store": "is a store", "probe": "is a probe", "sae": "is an SAE"}
+
 
 @dataclass(frozen=True, eq=False)
 class Source:
@@ -86,8 +92,16 @@ def read_source(spec: VectorSpec) -> Source:
         ValueError: nothing of that name, another kind of file, or an option that does not go with it.
     """
     found = _source(spec)
+    if spec.latent is not None and found.kind != "sae":
+        raise ValueError(f"latent is of an SAE, and {_short(spec)} {_IS[found.kind]}: leave it out")
+    if found.kind in READY:
+        given = [name for name in _OF_FIT if getattr(spec, name) is not None]
+        if given:
+            raise ValueError(
+                f"{_short(spec)} {_IS[found.kind]}, whose direction is taken as it is: leave out {', '.join(given)}"
+            )
     if spec.heads is not None and found.kind not in ("texts", "store"):
-        raise ValueError(f"heads are found with labelled texts or a store, and {_short(spec)} is {found.kind}")
+        raise ValueError(f"heads are found with labelled texts or a store, and {_short(spec)} {_IS[found.kind]}")
     return found
 
 
@@ -164,7 +178,7 @@ def fit_vector(spec: VectorSpec, model: HookedTransformer, source: Source | None
     """
     source = read_source(spec) if source is None else source
     options: dict[str, Any] = {"model": model}
-    if source.kind in ("pairs", "texts", "store"):
+    if source.kind not in READY:
         chosen = {"method": spec.method, "tokens": spec.tokens, "C": spec.C, "seed": spec.seed}
         options |= {name: value for name, value in chosen.items() if value is not None}
     if reference is not None:
@@ -173,7 +187,7 @@ def fit_vector(spec: VectorSpec, model: HookedTransformer, source: Source | None
         options |= {"top": spec.heads} | ({} if spec.site is None else {"sites": spec.site})
         found: Any = head_vectors(source.data, **options)
     elif spec.site is not None and len(model.expand_sites(spec.site)) > 1:
-        if source.kind in ("probe", "sae"):
+        if source.kind in READY:
             raise ValueError(f"a {source.kind}'s direction stands at one site, and {spec.site!r} names several")
         found = steering_vectors(source.data, sites=spec.site, **options)
     else:

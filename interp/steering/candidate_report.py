@@ -73,7 +73,7 @@ class CandidateReport:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; `CandidateReport.from_dict` reads it."""
-        tables = {"candidates": _records(self.candidates), "figures": _records(self.figures)}
+        tables = {"candidates": artifact.records(self.candidates), "figures": artifact.records(self.figures)}
         return {"kind": KIND, "format": FORMAT, "vector": self.vector.to_dict(), **tables, "card": self.card}
 
     @classmethod
@@ -99,11 +99,6 @@ def load_candidate_report(path: str | Path) -> CandidateReport:
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds no candidate directions")
     return CandidateReport.from_dict(found)
-
-
-def _records(frame: pd.DataFrame | Any) -> list[dict[str, Any]]:
-    """Rows for JSON, where what was not measured is null."""
-    return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
 def _frame(records: list[dict[str, Any]], columns: tuple[str, ...]) -> pd.DataFrame:

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from interp import artifact
 from interp import sites as site_names
+from interp.bootstrap import grouped_interval
 from interp.hooks import HookContext
-from interp.intervene import special_tokens, typical_rows
 from interp.intervene.writes import write_sites
 from interp.model import HookedTransformer
 from interp.model.vocabulary import token_labels
@@ -36,7 +36,7 @@ from interp.probe.inputs import check_whole
 from interp.steering.candidate_prompts import PromptParts
 from interp.steering.candidate_report import CANDIDATES, FIGURES, CandidateReport, load_candidate_report
 from interp.steering.candidate_runs import CandidateRuns, scorer
-from interp.steering.intervals import grouped_interval
+from interp.steering.rows import typical_of
 from interp.steering.vector import SteeringVector
 
 __all__ = ["CandidateReport", "candidate_direction", "load_candidate_report"]
@@ -250,7 +250,6 @@ def _best(frame: pd.DataFrame, plain: Sequence[float]) -> int:
 # -------------------------------------------------------------------------------------------------------------- result
 
 
-@torch.inference_mode()
 def _vector(
     model: HookedTransformer,
     prompts: PromptParts,
@@ -260,28 +259,16 @@ def _vector(
     batch_size: int,
 ) -> SteeringVector:
     """The chosen candidate with the units of its strength, from the fit prompts."""
-    rows = []
-    for texts in prompts.part("fit"):
-        for start in range(0, len(texts), batch_size):
-            batch = texts[start : start + batch_size]
-            _, cache = model.run_with_cache(batch, sites=row["site"], stop_at_layer=row["layer"] + 1)
-            special = special_tokens(model, cache.tokens.ids)
-            rows.append(typical_rows(cache[row["site"]], cache.tokens.mask, special).double().cpu())
-    typical = torch.cat(rows)
+    positive, negative = prompts.part("fit")
+    typical = typical_of([*positive, *negative], model, [row["site"]], batch_size, card["seed"])[row["site"]]
     n = card["n"]["fit"]
     own = {
         "method": "mean difference, chosen by ablation", "position": row["position"], "token": row["token"],
         "tokens": f"position {row['position']}", "n_positive": n[0], "n_negative": n[1], "prompts": card["prompts"],
         **artifact.provenance(model=model.cfg.name, fingerprint=model.fingerprint, seed=card["seed"]),
     }  # fmt: skip
-    return SteeringVector(
-        unit.float(),
-        row["site"],
-        float(typical.norm(dim=1).median()),
-        raw_norm=row["length"],
-        card=own,
-        sd=float((typical @ unit).std(correction=0)),
-    )
+    sd = typical.sd(unit)
+    return SteeringVector(unit.float(), row["site"], typical.norm, raw_norm=row["length"], card=own, sd=sd)
 
 
 def _figures(

@@ -36,8 +36,7 @@ class ControlFile:
     """Architecture of the model, in the words of whoever wrote it."""
     notes: dict[str, Any] = field(default_factory=dict)
     """What `save_control_vectors` keeps beside the tensors: `layers` (typical_norm and sd of each), `strength`, `unit`, `card`.
-    Empty in
-    files of other tools."""
+    Empty in files of other tools."""
 
 
 def write_control_file(path: str | Path, value: ControlFile) -> Path:

@@ -9,7 +9,7 @@ All are teacher-forced on text that the unsteered model is given as well. The lo
 that repeats one phrase writes very probable text.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,13 +19,13 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from interp.bootstrap import ratio_interval
-from interp.calibration import wilson_interval
 from interp.dataset import Question
 from interp.model import HookedTransformer
 from interp.model.inputs import refuse_encoder
 from interp.probe.completions import encoded
+from interp.steering.figures import wrong_share
 from interp.steering.measures.base import prompt_ids
-from interp.steering.runner import Sheet, log_probabilities, response_logprobs
+from interp.steering.runner import Batch, Sheet, log_probabilities, response_logprobs
 
 KEPT = 2**26
 """Most log-probabilities of the unsteered model that are kept, 256 MB; those of more text are computed each time."""
@@ -54,13 +54,15 @@ class TextDamage:
 class DamageTexts:
     """Texts on which damage is measured; the unsteered model has run over them."""
 
-    def __init__(self, model: HookedTransformer, texts: Sequence[str], layer: int, part: str, batch_size: int) -> None:
+    def __init__(
+        self, model: HookedTransformer, texts: Sequence[str], layers: Sequence[int], part: str, batch_size: int
+    ) -> None:
         """Run the texts once.
 
         Args:
             model: a decoder with a tokenizer.
             texts: of at least two tokens.
-            layer: where steered runs begin.
+            layers: where steered runs begin.
             part: the part of a text that is steered; of a text without a prompt everything is `generated`, or `prompt`.
             batch_size: texts in a pass.
         """
@@ -72,34 +74,41 @@ class DamageTexts:
                 f"text {short[0]} of the damage texts is a single token, which nothing predicts: remove it"
             )
         lengths = [1 if part == "generated" else len(row) for row in ids]
-        self.layer, self.sheet = layer, Sheet(model, ids, lengths, [layer], batch_size)
-        self._base = [stream[batch.tokens.mask] for batch, stream in self.sheet.runs(layer)]
+        self.layers, self.sheet = list(layers), Sheet(model, ids, lengths, layers, batch_size)
+        self._base = [stream[batch.tokens.mask] for batch, stream in self.sheet.runs(self.layers[0])]
         values = sum(map(len, self._base)) * model.cfg.d_vocab
         self._logp = [list(self._fresh(rows)) for rows in self._base] if values <= KEPT else None
+        self.unsteered = self._figures(zip(self.sheet.batches, self._base))
+        """Losses without the vector."""
 
     def _fresh(self, rows: Float[Tensor, "read d_model"]) -> Iterator[Float[Tensor, "read d_vocab"]]:
         return (logp for _, logp in log_probabilities(self.sheet.model, rows))
 
     @torch.inference_mode()
-    def read(self, interventions: Sequence[Any]) -> TextDamage:
-        """Loss and KL of each text under the interventions."""
+    def read(self, interventions: Sequence[Any], layer: int | None = None) -> TextDamage:
+        """Loss and KL of each text under interventions that change nothing before `layer` (None: the first of the layers)."""
+        runs = self.sheet.runs(self.layers[0] if layer is None else layer, interventions)
+        return self._figures((batch, stream[batch.tokens.mask]) for batch, stream in runs)
+
+    @torch.inference_mode()
+    def _figures(self, runs: Iterable[tuple[Batch, Float[Tensor, "read d_model"]]]) -> TextDamage:
         found = {each.name: np.zeros(self.sheet.n) for each in fields(TextDamage)}
-        for index, (batch, stream) in enumerate(self.sheet.runs(self.layer, interventions)):
+        for index, (batch, rows) in enumerate(runs):
             mask = batch.tokens.mask
             row, place = mask.nonzero(as_tuple=True)
-            targets = batch.tokens.ids.roll(-1, 1)[
-                mask
-            ]  # what comes next; wrong only at last positions, left out below
+            # What comes next; wrong only at last positions, which no loss counts.
+            targets = batch.tokens.ids.roll(-1, 1)[mask]
             last = place == batch.lengths[row] - 1
-            losses, kls = torch.empty(len(row)), torch.empty(len(row))
+            losses, kls = torch.empty(2, len(row), dtype=torch.float64)
             base = iter(self._logp[index] if self._logp is not None else self._fresh(self._base[index]))
-            for part, logp in log_probabilities(self.sheet.model, stream[mask]):
+            for part, logp in log_probabilities(self.sheet.model, rows):
                 plain = next(base)
-                losses[part] = -logp.gather(1, targets[part, None])[:, 0].cpu()
-                kls[part] = (plain.exp() * (plain - logp)).sum(1).cpu()
+                losses[part] = -logp.gather(1, targets[part, None])[:, 0].double().cpu()
+                # A small KL is the difference of large sums.
+                kls[part] = (plain.double().exp() * (plain.double() - logp.double())).sum(1).cpu()
             owner, ends = batch.texts[row.cpu().numpy()], last.cpu().numpy()
-            kl = kls.double().numpy()
-            np.add.at(found["loss"], owner[~ends], losses.double().numpy()[~ends])
+            kl = kls.numpy()
+            np.add.at(found["loss"], owner[~ends], losses.numpy()[~ends])
             np.add.at(found["n_predicted"], owner[~ends], 1)
             np.add.at(found["kl"], owner, kl)
             np.add.at(found["n_positions"], owner, 1)
@@ -124,7 +133,11 @@ class ChoiceQuestions:
     def __init__(
         self, model: HookedTransformer, questions: Sequence[Question] | Any, layer: int, batch_size: int
     ) -> None:
-        """Run the questions once; errors are those of `score_options`."""
+        """Run the questions once.
+
+        Raises:
+            ValueError: no questions, an option without tokens, or one that shares no token with its prompt.
+        """
         if model.tokenizer is None:
             raise ValueError("questions are texts; load the model with a tokenizer")
         if not all(isinstance(each, Question) for each in questions):
@@ -135,6 +148,7 @@ class ChoiceQuestions:
             sequences += ids
             starts += [start] * len(ids)
         self.layer, self.answers = layer, [question.answer for question in questions]
+        self.groups = [question.group for question in questions]
         self.counts = np.array([len(question.options) for question in questions])
         self.sheet = Sheet(model, sequences, starts, [layer], batch_size)
 
@@ -145,8 +159,9 @@ class ChoiceQuestions:
         return np.array([int(part.argmax()) == answer for part, answer in zip(parts, self.answers)])
 
 
-def choice_figures(right: Bool[np.ndarray, " question"]) -> dict[str, float | int]:
-    """The columns of a damage table that questions give."""
-    share = float(right.mean())
-    low, high = wilson_interval(share, float(len(right)))
-    return {"accuracy": share, "accuracy_low": float(low), "accuracy_high": float(high), "n_choices": len(right)}
+def choice_figures(
+    right: Bool[np.ndarray, " question"], groups: Sequence[Hashable] | None = None
+) -> dict[str, float | int]:
+    """The columns of a damage table that questions give; the interval counts groups."""
+    share, low, high = wrong_share(right, groups)
+    return {"accuracy": share, "accuracy_low": low, "accuracy_high": high, "n_choices": len(right)}

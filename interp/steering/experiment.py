@@ -25,10 +25,9 @@ from interp.model import HookedTransformer
 from interp.probe.completions import common_prefix
 from interp.steering import figures
 from interp.steering.damage import choice_figures, damage_figures
+from interp.steering.fields import VECTOR
 from interp.steering.plan import (
     NEUTRAL,
-    STRENGTHS,
-    VECTOR,
     ExperimentPlan,
     Setting,
     SettingResult,
@@ -39,6 +38,7 @@ from interp.steering.plan import (
 from interp.steering.report import DAMAGE, EFFECTS, GENERATIONS, VALUES, SteeringReport
 from interp.steering.saved import experiment_arguments
 from interp.steering.seen import refuse_seen
+from interp.tokens import Tokenizer
 
 
 @runtime_checkable
@@ -54,7 +54,7 @@ def steering_experiment(
     vector: Any,
     prompts: str | Sequence[str] | Any = (),
     *,
-    strengths: Sequence[float] | Any = STRENGTHS,
+    strengths: Sequence[float] | Any = None,
     measure: Any = None,
     pairs: Sequence[ContrastPair] | Any = (),
     texts: str | Sequence[str] | Any = (),
@@ -80,7 +80,7 @@ def steering_experiment(
         model: the one that the vector is for.
         vector: what `Steer` takes: a steering vector, vectors of several layers, directions of heads, a latent's direction.
         prompts: continued without and with the vector; measures without prompts of their own read these.
-        strengths: 0 is always measured too.
+        strengths: 0 is always measured too. None: -0.1 and 0.1, for an ablation the whole (1).
         measure: what is read: `PairPreference`, `TargetTokens`, `ProbeScore`, `PhraseRate`, `TextScore`, a function of (model,
             prompts) that gives a number for each prompt, or a list of them, or a dict name -> function.
         pairs: held-out contrasts: the measure "preference", log p(positive | prompt) - log p(negative | prompt) in nats, is
@@ -95,7 +95,7 @@ def steering_experiment(
             prompts in a conversation with it and without it (a paragraph before the prompt, where the model has no chat
             template), and stands in the report as a direction of its own.
         max_new_tokens: of each continuation; 0 writes none.
-        temperature: of the continuations; 0 is greedy. All settings draw with the same random numbers.
+        temperature: of the continuations; 0 is greedy. The same prompt draws with the same random numbers at every strength.
         seed: of random directions, continuations and intervals.
         batch_size: texts in a pass.
         kept: results of an earlier run, and where to keep new ones.
@@ -115,10 +115,11 @@ def steering_experiment(
     for done, setting in enumerate(plan.settings):
         result = None if kept is None else kept.get(setting)
         if result is None:
-            result = run_setting(model, plan, setting)
+            result = run_setting(plan, setting)
             if kept is not None:
                 kept.put(setting, result)
         found[setting] = result
+        refuse_blind(plan, setting, result, found.get(plan.base))
         if progress is not None:
             progress(done + 1, len(plan.settings))
     return assembled(plan, found)
@@ -154,21 +155,28 @@ def steering_experiment_again(
 # --------------------------------------------------------------------------------------------------------- the checks
 
 
-def _refuse_blind(plan: ExperimentPlan, found: Mapping[Setting, SettingResult]) -> None:
-    """ValueError for a path that does not see the vector. A condition may rightly leave everything as it is."""
-    if "when" in plan.options:
+def refuse_blind(plan: ExperimentPlan, setting: Setting, result: SettingResult, base: SettingResult | None) -> None:
+    """ValueError for a path that does not see the vector: its figures would read "no effect" and "no damage".
+
+    Args:
+        plan: of the experiment.
+        setting: what ran. A condition may rightly leave everything as it is, and random directions are not looked at.
+        result: what it gave.
+        base: what strength 0 gave, if that is there.
+    """
+    if base is None or "when" in plan.options or setting.kind != "vector" or not setting.strength:
         return
-    base = found[Setting(VECTOR, "vector", 0.0)]
-    for setting, result in found.items():
-        if setting.kind != "vector" or not setting.strength:
-            continue
-        at = f"at strength {setting.strength:g} it gives what it gives without, bit for bit. Look at where= and at its layer"
-        for measure in plan.measures:
-            values = result.values[measure.name]
-            if not measure.reads_text and np.array_equal(values, base.values[measure.name]):
-                raise ValueError(f"the measure {measure.name!r} does not see the vector: {at}")
-        if result.written and all(a.logprob == b.logprob for a, b in zip(result.written, base.written)):
-            raise ValueError(f"generation does not see the vector: {at}")
+    at = (
+        f"at strength {setting.strength:g} it gives what it gives without, bit for bit. Look at where= and at its layer"
+    )
+    for measure in plan.measures:
+        values = result.values[measure.name]
+        if not measure.reads_text and np.array_equal(values, base.values[measure.name]):
+            raise ValueError(f"the measure {measure.name!r} does not see the vector: {at}")
+    if result.written and all(a.logprob == b.logprob for a, b in zip(result.written, base.written)):
+        raise ValueError(f"generation does not see the vector: {at}")
+    if result.damage is not None and not result.damage.kl.any():
+        raise ValueError(f"the damage on texts does not see the vector: {at}")
 
 
 # ---------------------------------------------------------------------------------------------------------- the tables
@@ -176,7 +184,8 @@ def _refuse_blind(plan: ExperimentPlan, found: Mapping[Setting, SettingResult]) 
 
 def assembled(plan: ExperimentPlan, found: Mapping[Setting, SettingResult]) -> SteeringReport:
     """The report of an experiment whose settings have all run."""
-    _refuse_blind(plan, found)
+    for setting, result in found.items():
+        refuse_blind(plan, setting, result, found[plan.base])
     damage = _damage(plan, found)
     card = artifact.provenance(
         model=plan.model.cfg.name, fingerprint=plan.model.fingerprint, vector=getattr(plan.vector, "card", {}),
@@ -212,14 +221,11 @@ def _effects(plan: ExperimentPlan, found: Mapping[Setting, SettingResult], damag
         }  # fmt: skip
         for measure in plan.measures:
             groups = [group for _, group in measure.items(plan.prompts)]
-            sign = 1.0 if setting.kind == "instruction" else setting.strength
+            told = setting.kind == "instruction"
             change = figures.mean_change(
-                result.values[measure.name],
-                found[_base(setting)].values[measure.name],
-                sign,
-                groups=groups,
-                seed=plan.seed,
-            )
+                result.values[measure.name], found[_base(setting)].values[measure.name], 1.0 if told else setting.strength,
+                way=1.0 if told else figures.way_of(plan.options["kind"]), groups=groups, seed=plan.seed,
+            )  # fmt: skip
             measured = {"measure": measure.name, "unit": measure.unit, **vars(change), **about}
             rows.append({name: measured[name] for name in EFFECTS})
         if not plan.measures:
@@ -228,7 +234,7 @@ def _effects(plan: ExperimentPlan, found: Mapping[Setting, SettingResult], damag
 
 
 def _damage(plan: ExperimentPlan, found: Mapping[Setting, SettingResult]) -> pd.DataFrame:
-    base = found[Setting(VECTOR, "vector", 0.0)]
+    base = found[plan.base]
     rows = []
     for setting, result in found.items():
         if setting.kind == "neutral":
@@ -237,7 +243,7 @@ def _damage(plan: ExperimentPlan, found: Mapping[Setting, SettingResult]) -> pd.
         if result.damage is not None and base.damage is not None:
             row |= damage_figures(result.damage, base.damage, plan.seed)
         if result.right is not None:
-            row |= choice_figures(result.right)
+            row |= choice_figures(result.right, plan.questions.groups if plan.questions else None)
         if result.written:
             tokens = [each.tokens for each in result.written]
             row |= {f"distinct_{n}": figures.distinct_n(tokens, n) for n in (1, 2, 3)}
@@ -263,20 +269,20 @@ def _generations(plan: ExperimentPlan, found: Mapping[Setting, SettingResult]) -
         if setting.kind not in ("vector", "instruction"):
             continue
         for prompt, now, before in zip(plan.prompts, result.written, found[_base(setting)].written):
-            first, same = _divergence(plan.model, before.tokens, before.text, now.tokens, now.text)
+            first, same = divergence(plan.model.tokenizer, before.tokens, before.text, now.tokens, now.text)
             rows.append((prompt, setting.strength, setting.name, now.text, first, same, now.text[len(same) :]))
     return pd.DataFrame(rows, columns=pd.Index(GENERATIONS))
 
 
-def _divergence(
-    model: HookedTransformer, before: list[int], plain: str, after: list[int], text: str
+def divergence(
+    tokenizer: Tokenizer | None, before: list[int], plain: str, after: list[int], text: str
 ) -> tuple[int | None, str]:
     """Index of the first new token that differs (None for none), and the text up to there."""
     if before == after:
         return None, text
     places = [index for index, (a, b) in enumerate(zip(before, after)) if a != b]
     first = places[0] if places else min(len(before), len(after))
-    shared = "" if model.tokenizer is None else model.tokenizer.decode(after[:first])
+    shared = "" if tokenizer is None else tokenizer.decode(after[:first])
     if not (text.startswith(shared) and plain.startswith(shared)):
         # A character may be cut between tokens: what both texts begin with is then the most that is the same.
         shared = text[: common_prefix(plain, text)]

@@ -1,5 +1,6 @@
 """The tables of a steering report, and what is computed from them."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from interp.intervene.draws import KINDS as RANDOM
 from interp.steering import figures
 
 EFFECTS = (
@@ -37,8 +39,6 @@ WORDS = frozenset({"measure", "unit", "direction", "kind", "prompt", "group", "t
 """Columns of text; all others are numbers."""
 
 VECTOR, INSTRUCTION = "vector", "instruction"
-RANDOM = ("isotropic", "covariance")
-"""Kinds of random directions."""
 
 _RISING = ("loss_rise", "loss_high", "kl_last", "kl_mean", "repetition")
 _FALLING = ("accuracy", "distinct_1", "distinct_2", "distinct_3")
@@ -51,7 +51,7 @@ class SteeringTables:
     effects: pd.DataFrame
     """A row for each measure, direction and strength: measure, unit, direction (`vector`, `random 0 (isotropic)`,
     `instruction`), kind (vector, isotropic, covariance, instruction), strength, effect (mean over items of value minus
-    value at strength 0) with its 95 % interval low and high, wrong_way (share of items that moved against the vector), n,
+    value at strength 0) with its 95 % interval low and high, wrong_way (share of items that moved the wrong way, see `way`), n,
     and the damage there: loss_rise, kl_last, kl_mean."""
     damage: pd.DataFrame
     """A row for each direction and strength: loss_rise in nats a token with loss_low and loss_high, kl_last and kl_mean
@@ -83,6 +83,11 @@ class SteeringTables:
     def measures(self) -> list[str]:
         """Names of the measures, in their order."""
         return list(dict.fromkeys(self.effects.dropna(subset=["effect"])["measure"]))
+
+    @property
+    def way(self) -> float:
+        """Which way a positive strength should move values, by the kind of the intervention: 1.0, -1.0 or NaN for none."""
+        return figures.way_of(str(self.card.get("kind", "add")))
 
     def unit(self, measure: str) -> str:
         """Unit of a measure."""
@@ -130,8 +135,9 @@ class SteeringTables:
 
     @property
     def slopes(self) -> pd.DataFrame:
-        """Least-squares slope of each item's value on the strength, and whether it goes the wrong way (below 0)."""
-        rows = []
+        """Least-squares slope of each item's value on the strength, and whether it goes the wrong way: below 0, above 0 where
+        the vector is taken out, NaN for a kind of intervention that has no way."""
+        rows, way = [], self.way
         own = self.values.loc[self.values["direction"] == VECTOR]
         for measure, part in own.groupby("measure", sort=False):
             table = part.pivot(index="item", columns="strength", values="value")
@@ -140,16 +146,20 @@ class SteeringTables:
             about = part.drop_duplicates("item").set_index("item").loc[table.index]
             slopes = figures.item_slopes(table.to_numpy(float), np.asarray(table.columns, float))
             for item, slope in zip(table.index, slopes):
-                rows.append((measure, item, about["prompt"][item], about["group"][item], float(slope), bool(slope < 0)))
+                wrong = math.nan if math.isnan(way) else bool(slope * way < 0)
+                rows.append((measure, item, about["prompt"][item], about["group"][item], float(slope), wrong))
         return pd.DataFrame(rows, columns=pd.Index(SLOPES))
 
     @property
     def steerability(self) -> pd.DataFrame:
-        """Mean slope of each measure with its 95 % interval, and the share of wrong-way items with Wilson's."""
+        """Mean slope of each measure and share of wrong-way items (NaN where there is no way), with 95 % intervals."""
         rows = []
         for measure, part in self.slopes.groupby("measure", sort=False):
-            slope, low, high, n_groups = figures.group_mean(part["slope"].to_numpy(float), part["group"].tolist())
-            wrong = figures.wrong_share(part["wrong"].to_numpy(bool), n_groups)
+            groups = part["group"].tolist()
+            slope, low, high, n_groups = figures.group_mean(part["slope"].to_numpy(float), groups)
+            wrong = (math.nan,) * 3
+            if not math.isnan(self.way):
+                wrong = figures.wrong_share(part["wrong"].to_numpy(bool), groups)
             rows.append((measure, slope, low, high, *wrong, len(part), n_groups))
         return pd.DataFrame(rows, columns=pd.Index(STEERABILITY))
 

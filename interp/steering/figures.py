@@ -3,7 +3,9 @@
 1. The *effect* is the mean over items (pairs, prompts) of the value with the vector minus the value without. Its interval
    draws items again, or whole groups of them where items of a group share words.
 2. A *wrong-way* item moves against the vector. Means hide them: a vector can help on average and harm every third prompt
-   (Tan et al. 2024, arXiv 2407.12404), so each item also gets its own slope of value over strength.
+   (Tan et al. 2024, arXiv 2407.12404), so each item also gets its own slope of value over strength. What is taken out at a
+   positive strength should move values the other way, and what pushes every token on along the way that it already goes has
+   none: see `way_of`.
 3. The *random band* is what directions of the same norm do that mean nothing. p counts how many of them reach the vector's
    effect; z is how far the near end of its interval lies from their mean, in their standard deviations.
 4. *Degeneration* of text is counted, not judged: distinct n-grams (Li et al. 2016, arXiv 1510.03055), and the share of
@@ -18,10 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
-from interp.bootstrap import ratio_interval
-from interp.calibration import wilson_interval
+from interp.bootstrap import grouped_interval, grouped_share
+from interp.intervene.draws import rank_among
 
 SIDES = (None, -1, 1)
 
@@ -37,9 +39,10 @@ class Change:
     high: float
     """Upper end."""
     wrong_way: float
-    """Share of items whose change times the strength is below 0; NaN at strength 0, where nothing has a way."""
+    """Share of items that move against the vector: change x strength x way below 0. NaN at strength 0 and for a kind of
+    intervention without a way."""
     wrong_low: float
-    """Lower end of its 95 % interval (Wilson's)."""
+    """Lower end of its 95 % interval over groups."""
     wrong_high: float
     """Upper end."""
     n: int
@@ -48,11 +51,22 @@ class Change:
     """Groups, which is what the intervals count."""
 
 
+def way_of(kind: str) -> float:
+    """Which way a positive strength of a kind of intervention should move values, as far as the direction means them.
+
+    Returns:
+        1.0 for what adds the direction, -1.0 for `ablate`, which takes it out, NaN for `piecewise`, which pushes each token
+        along the side that it is on.
+    """
+    return {"ablate": -1.0, "piecewise": math.nan}.get(kind, 1.0)
+
+
 def mean_change(
     values: Float[np.ndarray, "item"] | Any,
     base: Float[np.ndarray, "item"] | Any,
     strength: float,
     *,
+    way: float = 1.0,
     groups: Sequence[Hashable] | None = None,
     seed: int = 0,
 ) -> Change:
@@ -61,7 +75,8 @@ def mean_change(
     Args:
         values: of each item with the vector at `strength`.
         base: of the same items without it.
-        strength: only its sign counts: it says which way is wrong.
+        strength: only its sign counts: with `way` it says which way is wrong.
+        way: of the kind of intervention, see `way_of`. The effect itself is a plain difference and keeps its sign.
         groups: of each item; items without one (None) stand for themselves.
         seed: of the bootstrap.
 
@@ -73,7 +88,10 @@ def mean_change(
         raise ValueError(f"values and base must be of the same items; got {len(values)} and {len(base)}")
     changes = values - base
     effect, low, high, n_groups = group_mean(changes, groups, seed)
-    share, least, most = wrong_share(changes * strength < 0, n_groups) if strength else (math.nan,) * 3
+    toward = strength * way
+    share, least, most = (math.nan,) * 3
+    if toward and not math.isnan(toward):
+        share, least, most = wrong_share(changes * toward < 0, groups, seed)
     return Change(effect, low, high, share, least, most, len(changes), n_groups)
 
 
@@ -83,16 +101,17 @@ def group_mean(
     """Mean over items, the ends of its 95 % bootstrap interval over groups, and the number of groups."""
     values = _column(values, "values")
     member = _members(groups, len(values))
-    sums, counts = np.bincount(member, values), np.bincount(member).astype(float)
-    low, high = ratio_interval(sums, counts, seed)
-    return float(values.mean()), float(low), float(high), len(counts)
+    low, high = grouped_interval(values, member, seed)
+    return float(values.mean()), float(low), float(high), len(np.unique(member))
 
 
-def wrong_share(wrong: Any, n_groups: int) -> tuple[float, float, float]:
-    """Share of items that move the wrong way, with Wilson's interval, which stays open where none of them does."""
-    share = float(np.asarray(wrong, bool).mean())
-    low, high = wilson_interval(share, float(n_groups))
-    return share, float(low), float(high)
+def wrong_share(
+    wrong: Bool[np.ndarray, "item"] | Any, groups: Sequence[Hashable] | None = None, seed: int = 0
+) -> tuple[float, float, float]:
+    """Share of items that move the wrong way, and its 95 % interval over groups, which stays open where none of them does."""
+    moved = np.asarray(wrong, bool).astype(float)
+    low, high = grouped_share(moved, _members(groups, len(moved)), seed)
+    return float(moved.mean()), float(low), float(high)
 
 
 def item_slopes(
@@ -100,7 +119,8 @@ def item_slopes(
 ) -> Float[np.ndarray, "item"]:
     """Least-squares slope of value on strength of each item: its steerability (Tan et al. 2024).
 
-    With one strength beside 0 it is the change over the strength, so its sign says the same as `Change.wrong_way`.
+    With one strength beside 0 it is the change over the strength: an item goes the wrong way where slope x `way_of(kind)` is
+    below 0, as in `Change.wrong_way`.
 
     Raises:
         ValueError: fewer than two different strengths, another number of columns, or NaN.
@@ -133,14 +153,13 @@ def random_band(
     z = (near - mean) / std if std > 0 else math.nan
     if (near - mean) * (effect - mean) < 0:
         z = 0.0 if std > 0 else math.nan
-    as_large = int((np.abs(randoms) >= abs(effect)).sum())
     return {
         "n": n,
         "mean": mean,
         "std": std,
         "low": float(randoms.min()),
         "high": float(randoms.max()),
-        "p": (1 + as_large) / (n + 1),
+        "p": rank_among(effect, randoms),
         "z": z,
     }
 

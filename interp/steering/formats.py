@@ -30,7 +30,7 @@ from interp.intervene.targets import UNITS, default_unit, targets_of
 from interp.model import HookedTransformer
 from interp.steering.control_file import ControlFile, read_control_file, write_control_file
 from interp.steering.rows import typical_of
-from interp.steering.vector import SteeringVector
+from interp.steering.vector import SteeringVector, refuse_other_model
 from interp.steering.vectors import SteeringVectors
 from interp.weights.families import FAMILIES
 
@@ -108,11 +108,7 @@ def load_control_vectors(
     found = read_control_file(path)
     _check_hint(path, found.hint, model, model_hint)
     made_by = found.notes.get("card", {})
-    if made_by.get("fingerprint") not in (None, model.fingerprint):
-        raise ValueError(
-            f"{path} holds vectors of another model ({made_by.get('model')}) than {model.cfg.name}: load that one, or fit them "
-            "again"
-        )
+    refuse_other_model(made_by, model, f"the vectors in {path} were fitted")
     card = {
         "method": "control vector (GGUF)", "file": path.name, "sha256": artifact.sha256_file(path),
         "model_hint": found.hint, "written_from": made_by,
@@ -273,11 +269,7 @@ def _hint_to_write(vectors: Any, model: HookedTransformer | None, model_hint: st
         if not model_hint:
             raise ValueError("a control vector names the architecture of its model: give model=, or model_hint='llama'")
         return model_hint
-    card = _card_of(vectors)
-    if card.get("fingerprint") not in (None, model.fingerprint):
-        raise ValueError(
-            f"the vectors are those of another model ({card.get('model')}) than {model.cfg.name}: give that one"
-        )
+    refuse_other_model(_card_of(vectors), model, "the vectors were fitted")
     for target in targets_of(vectors):
         if len(target.direction) != model.cfg.d_model or target.site not in model.site_names:
             raise ValueError(

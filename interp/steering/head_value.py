@@ -18,8 +18,10 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from interp import artifact, plot
+from interp.intervene.draws import orthogonal_draw
 from interp.intervene.targets import Target
 from interp.model import HookedTransformer
+from interp.steering.vector import fact_lines, refuse_other_model
 
 KIND = "head vectors"
 COLUMNS = (
@@ -27,6 +29,10 @@ COLUMNS = (
     "test_accuracy", "test_low", "test_high", "n_test", "n_test_groups", "sd", "norm",
 )  # fmt: skip
 """Of the frame of all heads."""
+_SHOWN = (
+    "layer", "head", "accuracy", "low", "high", "auroc", "test_accuracy", "test_low", "test_high", "sd",
+)  # fmt: skip
+"""Of them in `card_text`."""
 _ROWS = ("directions", "sd", "norm", "raw")
 
 
@@ -186,15 +192,10 @@ class HeadVectors:
             ValueError: n below 1, or heads of a single dimension.
         """
         _check_count(n)
-        own = self.kept.directions.double()
-        if own.shape[1] < 2:
-            raise ValueError("heads of a single dimension have no direction that is orthogonal to the fitted one")
         generator = torch.Generator().manual_seed(seed)
         found = []
         for index in range(n):
-            drawn = torch.randn(own.shape, generator=generator, dtype=torch.float64)
-            drawn = drawn - (drawn * own).sum(1, keepdim=True) * own
-            unit = (drawn / drawn.norm(dim=1, keepdim=True)).float()
+            unit = torch.stack([orthogonal_draw(own, None, generator) for own in self.kept.directions]).float()
             found.append(self._control(replace(self.kept, directions=unit, raw=None), "random directions", index, seed))
         return found
 
@@ -245,12 +246,7 @@ class HeadVectors:
 
     def check_model(self, model: HookedTransformer) -> None:
         """Refuse another model than the one that the card names, and heads that it does not have."""
-        made_by = self.card.get("fingerprint")
-        if made_by is not None and made_by != model.fingerprint:
-            raise ValueError(
-                f"these head vectors were fitted on another model ({made_by}), not on {model.cfg.name} "
-                f"({model.fingerprint}): load that model, or fit them again"
-            )
+        refuse_other_model(self.card, model, "these head vectors were fitted")
         outside = [each for each in self.heads if each[0] >= model.cfg.n_layers or each[1] >= model.cfg.n_heads]
         if outside:
             raise ValueError(f"{model.cfg.name} has no head {outside[0]}: give the model that they were fitted on")
@@ -265,6 +261,19 @@ class HeadVectors:
         n_test_groups (groups that nothing has seen: choose by accuracy, report test_accuracy); sd, norm. Empty for controls.
         """
         return self.accuracy
+
+    def card_text(self) -> str:
+        """The card to read: method, rows, and a table of the heads that are steered with what held-out groups say of them."""
+        lines = [repr(self), f"  method: {self.card.get('method', 'given')}", *fact_lines(self.card)]
+        if "n_heads" in self.card:
+            lines.append(
+                f"  chosen: {len(self.heads)} of {self.card['n_heads']} heads, by the accuracy of {self.card['ranked_by']} on "
+                f"held-out groups; n = {self.card['n']} in {self.card['n_groups']} groups, test n = {self.card['n_test']}"
+            )
+        kept = self.accuracy.loc[self.accuracy["kept"].astype(bool), list(_SHOWN)].dropna(axis=1, how="all")
+        if kept.empty:
+            kept = pd.DataFrame(self.heads, columns=pd.Index(["layer", "head"])).assign(sd=self.sd.tolist())
+        return "\n".join([*lines, kept.round(4).to_string(index=False)])
 
     def plot(self, metric: str = "accuracy") -> alt.LayerChart:
         """A map of all fitted heads, layer by head: held-out accuracy, or another column of `to_frame`.
@@ -282,7 +291,7 @@ class HeadVectors:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, numbers exact, without the heads that are not kept; `HeadVectors.from_dict` reads it."""
         rows = {name: value.tolist() for name, value in self.kept.tensors().items()}
-        known = [row for row in _records(self.accuracy) if row["kept"]]
+        known = [row for row in artifact.records(self.accuracy) if row["kept"]]
         return {"kind": KIND, "length": self.length, **rows, "accuracy": known, "card": self.card}
 
     @classmethod
@@ -297,7 +306,7 @@ class HeadVectors:
     def save(self, path: str | Path) -> Path:
         """One safetensors file with a card; `load_head_vectors` reads it."""
         tensors = self.kept.tensors() | ({} if self.others is None else self.others.tensors("others."))
-        value = {"length": self.length, "accuracy": _records(self.accuracy), "card": self.card}
+        value = {"length": self.length, "accuracy": artifact.records(self.accuracy), "card": self.card}
         return artifact.save_artifact(Path(path), KIND, tensors, {"value": value})
 
 
@@ -318,11 +327,6 @@ def _joined(first: HeadRows, second: HeadRows) -> HeadRows:
 def _check_count(n: Any) -> None:
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"n={n!r}: draw at least one control")
-
-
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows for JSON, where what was not measured is null."""
-    return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
 def _frame(records: list[dict[str, Any]]) -> pd.DataFrame:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from interp import artifact
 from interp import sites as site_names
+from interp.bootstrap import grouped_share
 from interp.dataset import grouped_split
 from interp.model import HookedTransformer
 from interp.probe.figures import auroc
@@ -34,7 +35,7 @@ from interp.probe.reading import ActivationSource, read_place, store_facts
 from interp.probe.solver import Design, log_loss
 from interp.recording import record
 from interp.steering.head_value import COLUMNS, HeadRows, HeadVectors, load_head_vectors
-from interp.steering.intervals import grouped_share
+from interp.steering.rows import sd_along
 from interp.store import Store
 
 __all__ = ["HeadSplit", "HeadVectors", "head_split", "head_vectors", "load_head_vectors"]
@@ -157,14 +158,7 @@ def head_vectors(
     card = {
         "method": method, "ranked_by": ranking, "top": top, "C": strength if "logistic" in (method, ranking) else None,
         "tokens": tokens if isinstance(tokens, str) else str(tokens), "layers": [site_names.layer_of(name) for name in names],
-        "n_heads": len(order), "constant_heads": len(fits) - len(order),
-        "split": {
-            "test_part": split.source, "folds": n_folds, "groups_from": labelled.groups_from,
-            "fit_part": "theta, sigma, norms and the ranking by held-out folds", "test_part_gives": "test_accuracy alone",
-        },
-        "n": len(split.fit), "positives": int(labelled.y[split.fit].sum()),
-        "n_groups": len(np.unique(labelled.groups[split.fit])), "n_test": len(split.test),
-        "test_rows": [int(i) for i in split.test], "data": artifact.hash_texts(labelled.texts), "store": store_facts(store),
+        "n_heads": len(order), "constant_heads": len(fits) - len(order), **_facts(labelled, split), "store": store_facts(store),
         **artifact.provenance(model=model.cfg.name, fingerprint=model.fingerprint, seed=seed),
     }  # fmt: skip
     table = _table(order, labelled, split, top, seed)
@@ -175,6 +169,18 @@ def head_vectors(
 def _recorded(model: HookedTransformer, data: Any, sites: Any, tokens: Any) -> Store:
     """The labelled texts as a store in memory."""
     return record(model, data, sites=sites, tokens=tokens, dtype="float32", progress=False)
+
+
+def _facts(data: Labelled, split: HeadSplit) -> dict[str, Any]:
+    """What a card says of the rows and their division."""
+    return {
+        "split": {
+            "test_part": split.source, "folds": len(split.folds), "groups_from": data.groups_from,
+            "fit_part": "theta, sigma, norms and the ranking by held-out folds", "test_part_gives": "test_accuracy alone",
+        },
+        "n": len(split.fit), "positives": int(data.y[split.fit].sum()), "n_groups": len(np.unique(data.groups[split.fit])),
+        "n_test": len(split.test), "test_rows": [int(i) for i in split.test], "data": artifact.hash_texts(data.texts),
+    }  # fmt: skip
 
 
 def _z_sites(model: HookedTransformer, store: ActivationSource, sites: Any) -> list[str]:
@@ -249,12 +255,15 @@ def _fit_head(
     if not raw > 0:
         return None
     theta = direction / raw
+    sigma = sd_along(rows, theta)
+    if sigma is None:
+        return None
     unseen = X[torch.from_numpy(split.test)]
     return _HeadFit(
         head=head,
         theta=theta,
         raw=raw,
-        sigma=float((rows @ theta).std(correction=0)),
+        sigma=sigma,
         norm=float(rows.norm(dim=1).median()),
         right=_right(logit, y),
         tested=_right(whole.logit(unseen)[-1], data.y[split.test]),

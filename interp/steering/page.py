@@ -1,6 +1,7 @@
 """The page of a steering report: what was found, the curves behind it, single items, the text, and the way to run it again."""
 
 import json
+import math
 import re
 from typing import Any
 
@@ -18,7 +19,12 @@ MOST_PROMPTS = 20
 """Prompts whose texts are printed."""
 MOST_ITEMS = 5
 """Items of a measure that are listed, the least moved ones."""
-UNITS = {"norm": DOSE, "sd": "standard deviations along the direction", "raw": "lengths of the vector"}
+UNITS = {
+    "norm": DOSE,
+    "sd": "standard deviations along the direction",
+    "raw": "lengths of the vector",
+    "share": "share taken out",
+}
 """Unit of the strength -> what stands at the axis."""
 SIGNED = {"strength": "+g"}
 """Format of a column of tables."""
@@ -60,15 +66,12 @@ def _effect(report: SteeringTables) -> Section | None:
     if not report.measures:
         return None
     columns = ["measure", "strength", "effect", "low", "high", "wrong_way", "n"]
-    own = pd.concat([report.of_vector(measure) for measure in report.measures]).loc[:, columns]
+    own = _known(pd.concat([report.of_vector(measure) for measure in report.measures]).loc[:, columns], "wrong_way")
     told = pd.concat([report.of_instruction(measure) for measure in report.measures])
-    bands, caption = (
-        _bands(report),
-        "Blue: the vector with its 95 % interval. Grey: random directions of the same norm.",
-    )
-    tables = [
-        Table(own, "The vector: effect with its 95 % interval, and the share of items that move against it.", SIGNED)
-    ]
+    bands = _bands(report)
+    caption = "Blue: the vector with its 95 % interval. Grey: random directions of the same norm."
+    share = ", and the share of items that move the wrong way" if "wrong_way" in own else ""
+    tables = [Table(own, f"The vector: effect with its 95 % interval{share}.", SIGNED)]
     if len(bands):
         words = (
             "Random directions at the largest strength; p = (1 + as large) / (n + 1), z in their standard deviations."
@@ -130,18 +133,27 @@ def _items(report: SteeringTables) -> Section | None:
     slopes = report.slopes
     if slopes.empty:
         return None
-    least = slopes.sort_values("slope").groupby("measure", sort=False).head(MOST_ITEMS)
-    least = least.sort_values(["measure", "slope"]).loc[:, ["measure", "prompt", "slope", "wrong"]]
+    has_way = not math.isnan(report.way)
+    order = slopes["slope"] * report.way if has_way else slopes["slope"].abs()
+    least = slopes.assign(order=order).sort_values("order").groupby("measure", sort=False).head(MOST_ITEMS)
+    least = least.sort_values(["measure", "order"]).loc[:, ["measure", "prompt", "slope", "wrong"]]
+    steerability = _known(report.steerability, "wrong_way", "wrong_low", "wrong_high")
+    share, which = ("; share of wrong-way items with its own", ", or the wrong way") if has_way else ("", "")
     return Section(
         "Items one by one",
         "The slope of each item's value over the strength. A mean can hide that a vector moves many items the wrong way.",
         [Figure(_svg(steering_slopes(slopes)), "A point for each item; the dashed line is the mean.")],
         [
-            Table(report.steerability, "Mean slope with its 95 % interval; share of wrong-way items with Wilson's."),
-            Table(least, f"The items that move least, or the wrong way; at most {MOST_ITEMS} of a measure."),
+            Table(steerability, f"Mean slope with its 95 % interval{share}."),
+            Table(_known(least, "wrong"), f"The items that move least{which}; at most {MOST_ITEMS} of a measure."),
         ],
         code="report.slopes",
     )
+
+
+def _known(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """Without those of the columns that hold nothing."""
+    return table.drop(columns=[name for name in columns if table[name].isna().to_numpy().all()])
 
 
 def _texts(report: SteeringTables) -> Section | None:

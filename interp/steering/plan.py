@@ -7,7 +7,7 @@ experiment puts their results together.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,18 +16,25 @@ from jaxtyping import Bool, Float64
 
 from interp import artifact
 from interp.dataset import ContrastPair, Question
-from interp.intervene import Steer
-from interp.intervene.targets import default_unit, targets_of
+from interp.intervene import Steer, Where
+from interp.intervene.place import described, part_of
+from interp.intervene.targets import default_unit
 from interp.model import HookedTransformer
 from interp.steering.damage import ChoiceQuestions, DamageTexts, TextDamage
-from interp.steering.measures import Framing, Measure, Reader, Setup, measures_of
+from interp.steering.fields import INSTRUCTION, RANDOM, VECTOR
+from interp.steering.measures import Framing, Measure, PairPreference, Reader, Setup, measures_of
+from interp.steering.measures.base import finite
 from interp.steering.randoms import RandomDirections, random_directions
-from interp.steering.runner import first_layer
+from interp.steering.runner import first_layer, refuse_rows
+from interp.steering.saved import vector_to_dict
+from interp.steering.vector import refuse_other_model
 
 STRENGTHS = (-0.1, 0.1)
 """In typical norms, where nobody says."""
-AT = ("all", "largest")
-VECTOR, INSTRUCTION, NEUTRAL = "vector", "instruction", "no instruction"
+USUAL = {"ablate": (1.0,)}
+"""Those of kinds that are not counted so."""
+RANDOM_STRENGTHS = ("all", "largest")
+NEUTRAL = "no instruction"
 
 
 @dataclass(frozen=True)
@@ -114,41 +121,51 @@ class ExperimentPlan:
 
     @cached_property
     def settings(self) -> list[Setting]:
-        """All settings: the vector on the grid, the random directions, the instruction and what it is compared with."""
-        found = [Setting(VECTOR, "vector", strength) for strength in self.strengths]
+        """All settings: strength 0, which all others are held against, the vector on the rest of the grid, the random
+        directions, the instruction and what it is compared with."""
+        found = [self.base, *(Setting(VECTOR, "vector", strength) for strength in self.strengths if strength)]
         wanted = [strength for strength in self.strengths if strength] if self.measures or self.texts else []
         if self.random_strengths == "largest" and wanted:
             wanted = [max(wanted, key=lambda strength: (abs(strength), strength))]
         for strength in wanted:
             for index in range(self.n_random):
-                kind = ("isotropic", "covariance")[index % 2]
+                kind = RANDOM[index % 2]
                 found.append(Setting(f"random {index} ({kind})", kind, strength, index))
         if self.instruction is not None:
             found += [Setting(INSTRUCTION, "instruction", 0.0), Setting(NEUTRAL, "neutral", 0.0)]
         return found
 
     @property
+    def base(self) -> Setting:
+        """The model as it is."""
+        return Setting(VECTOR, "vector", 0.0)
+
+    @property
     def where_part(self) -> str:
         """all, prompt or generated."""
-        where = self.options.get("where", "all")
-        return where if isinstance(where, str) else where.part
+        return part_of(self.options["where"])
 
     def steer(self, setting: Setting) -> Steer:
         """The intervention of a setting."""
         direction = self.vector if setting.kind == "vector" else self.randoms[setting.index]
         return Steer(direction, setting.strength, **self.options)
 
-    def interventions(self, setting: Setting) -> list[Steer]:
-        """What is attached in a setting."""
-        return [] if setting.kind in ("instruction", "neutral") else [self.steer(setting)]
+    def interventions(self, setting: Setting, *, unprompted: bool = False) -> list[Steer]:
+        """What is attached in a setting. `unprompted`: on texts and questions, which have no marker to steer after: all of them
+        counts as what comes after it."""
+        if setting.kind in ("instruction", "neutral"):
+            return []
+        steer, where = self.steer(setting), self.options["where"]
+        if unprompted and isinstance(where, Where) and where.after is not None:
+            steer = replace(steer, where=replace(where, after=None, occurrence="first", missing="error"))
+        return [steer]
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
         """All that decides the results, as JSON; `steering_experiment_again` reads it."""
-        where = self.options.get("where", "all")
         when = self.options.get("when")
         return {
-            "vector": self.vector.to_dict() if hasattr(self.vector, "to_dict") else None,
+            "vector": vector_to_dict(self.vector),
             "prompts": list(self.prompts), "texts": list(self.texts),
             "pairs": [[pair.prompt, pair.positive, pair.negative, pair.group] for pair in self.pairs],
             "choices": [
@@ -158,7 +175,7 @@ class ExperimentPlan:
             "measures": [each.describe() for each in self.measures],
             "options": {
                 "kind": self.options.get("kind", "add"), "unit": self.options.get("unit"), "site": self.options.get("site"),
-                "where": where if isinstance(where, str) else where.describe(),
+                "where": described(self.options["where"]),
                 "when": None if when is None else when.describe(),
             },
             "settings": {
@@ -170,11 +187,14 @@ class ExperimentPlan:
 
     def key(self, setting: Setting) -> str:
         """Hash of all that decides a setting's result. Other strengths of the grid do not."""
+        return artifact.hash_json([self._shared, setting.name, setting.kind, setting.strength, setting.index])
+
+    @cached_property
+    def _shared(self) -> str:
+        """Hash of what all settings have in common."""
         decides = {name: value for name, value in self.inputs.items() if name != "settings"}
         settings = {name: value for name, value in self.inputs["settings"].items() if name not in _FREE}
-        directions = [[*each.direction.tolist(), each.length, each.norm] for each in targets_of(self.vector)]
-        this = [setting.name, setting.kind, setting.strength, setting.index]
-        return artifact.hash_json([decides, settings, directions, this, self.model.fingerprint, artifact.provenance()])
+        return artifact.hash_json([decides, settings, self.model.fingerprint, artifact.provenance()])
 
     # What is computed once -----------------------------------------------------------------------------------------
 
@@ -187,19 +207,18 @@ class ExperimentPlan:
     @cached_property
     def randoms(self) -> list[RandomDirections]:
         """The random directions."""
-        texts = [pair.prompt + side for pair in self.pairs for side in (pair.positive, pair.negative)]
+        pairs = [pair for each in self.measures if isinstance(each, PairPreference) for pair in each.pairs]
+        texts = [pair.prompt + side for pair in pairs for side in (pair.positive, pair.negative)]
         items = [prompt for measure in self.measures for prompt, _ in measure.items(self.prompts)]
-        found = random_directions(
-            self.model, self.vector, [*texts, *self.texts, *self.prompts, *items], self.n_random, self.seed
-        )
-        return [direction for _, direction in found]
+        reading = [*texts, *self.texts, *self.prompts, *items]
+        return [each for _, each in random_directions(self.model, self.vector, reading, self.n_random, self.seed)]
 
     @cached_property
     def damage_texts(self) -> DamageTexts | None:
         """The damage texts, after their unsteered run."""
         if not self.texts:
             return None
-        return DamageTexts(self.model, self.texts, self.layer, self.where_part, self.batch_size)
+        return DamageTexts(self.model, self.texts, [self.layer], self.where_part, self.batch_size)
 
     @cached_property
     def questions(self) -> ChoiceQuestions | None:
@@ -235,7 +254,7 @@ def experiment_plan(
     vector: Any,
     prompts: str | Sequence[str] | Any = (),
     *,
-    strengths: Sequence[float] | Any = STRENGTHS,
+    strengths: Sequence[float] | Any = None,
     measure: Any = None,
     pairs: Sequence[ContrastPair] | Any = (),
     texts: str | Sequence[str] | Any = (),
@@ -263,11 +282,10 @@ def experiment_plan(
     _whole("max_new_tokens", max_new_tokens, 0)
     _whole("seed", seed, 0)
     _whole("batch_size", batch_size, 1)
-    if random_strengths not in AT:
-        raise ValueError(f"random_strengths={random_strengths!r} is unknown; choose from {', '.join(AT)}")
-    card = getattr(vector, "card", {})
-    if card.get("fingerprint") not in (None, model.fingerprint):
-        raise ValueError(f"the vector was fitted on another model ({card.get('model')}), not on {model.cfg.name}")
+    if random_strengths not in RANDOM_STRENGTHS:
+        raise ValueError(f"random_strengths={random_strengths!r} is unknown; choose from {', '.join(RANDOM_STRENGTHS)}")
+    refuse_other_model(getattr(vector, "card", {}), model)
+    refuse_rows(where)
     if kind == "clamp":
         raise ValueError(
             "clamp holds the coordinate at a value, so that strength 0 is no unsteered run: measure it inside "
@@ -279,9 +297,14 @@ def experiment_plan(
     reading = [each.name for each in measures if each.reads_text]
     if reading and (not prompts or not max_new_tokens):
         raise ValueError(f"the measure {reading[0]!r} reads continuations: give prompts and max_new_tokens")
+    pairs_read = [pair for each in measures if isinstance(each, PairPreference) for pair in each.pairs]
+    if instruction is not None and not all(pair.prompt for pair in pairs_read):
+        raise ValueError(
+            "an instruction stands before a prompt, and these pairs have none: give pairs with prompts, or leave instruction out"
+        )
     options = {"kind": kind, "where": where}
     options |= {name: value for name, value in (("unit", unit), ("site", site), ("when", when)) if value is not None}
-    grid = _grid(strengths)
+    grid = _grid(USUAL.get(kind, STRENGTHS) if strengths is None else strengths)
     for strength in grid:
         Steer(vector, strength, **options)  # refuses what cannot be steered before anything runs
     return ExperimentPlan(
@@ -290,34 +313,52 @@ def experiment_plan(
     )  # fmt: skip
 
 
-def run_setting(model: HookedTransformer, plan: ExperimentPlan, setting: Setting) -> SettingResult:
+def run_setting(plan: ExperimentPlan, setting: Setting) -> SettingResult:
     """Everything that is measured under one setting.
 
     Raises:
         ValueError: NaN in the steered model, an intervention that reached no token, a measure that gives no numbers.
     """
-    assert model is plan.model
     interventions, framed = plan.interventions(setting), setting.kind in ("instruction", "neutral")
-    random = setting.kind in ("isotropic", "covariance")
+    random = setting.kind in RANDOM
     writes = any(each.reads_text for each in plan.measures) or not random
     written = _continuations(plan, setting, interventions) if plan.prompts and plan.max_new_tokens and writes else ()
     texts = [each.text for each in written]
-    values = {
-        measure.name: reader.read(interventions, texts) for measure, reader in zip(plan.measures, plan.readers(setting))
-    }
+    values = {}
+    for measure, reader in zip(plan.measures, plan.readers(setting)):
+        n = len(measure.items(plan.prompts))
+        values[measure.name] = finite(reader.read(interventions, texts), n, measure.name)
     damage = right = None
     if not framed:
-        damage = None if plan.damage_texts is None else plan.damage_texts.read(interventions)
-        right = None if plan.questions is None else plan.questions.read(interventions)
+        unprompted = plan.interventions(setting, unprompted=True)
+        damage = None if plan.damage_texts is None else plan.damage_texts.read(unprompted)
+        right = None if plan.questions is None else plan.questions.read(unprompted)
     return SettingResult(values, damage, right, written)
 
 
 def _continuations(plan: ExperimentPlan, setting: Setting, interventions: list[Steer]) -> tuple[Written, ...]:
     frame = plan.framing(setting)
-    prompts = [frame(prompt) for prompt in plan.prompts]
+    found: list[Written | None] = [None] * len(plan.prompts)
     with plan.model.intervene(*interventions):
-        out = plan.model.generate(prompts, plan.max_new_tokens, temperature=plan.temperature, seed=plan.seed)
-    return tuple(Written(row.text, row.tokens, math.fsum(row.logprobs)) for row in out.rows)
+        for rows in _chunks(plan.prompts, plan.batch_size):
+            prompts = [frame(plan.prompts[row]) for row in rows]
+            out = plan.model.generate(prompts, plan.max_new_tokens, temperature=plan.temperature, seed=plan.seed)
+            for row, each in zip(rows, out.rows):
+                found[row] = Written(each.text, each.tokens, math.fsum(each.logprobs))
+    return tuple(each for each in found if each is not None)
+
+
+def _chunks(prompts: Sequence[str], size: int) -> list[list[int]]:
+    """Rows that are written together; equal prompts stay so, since the random numbers of each count its equals before it."""
+    equal: dict[str, list[int]] = {}
+    for row, prompt in enumerate(prompts):
+        equal.setdefault(prompt, []).append(row)
+    chunks: list[list[int]] = [[]]
+    for rows in equal.values():
+        if chunks[-1] and len(chunks[-1]) + len(rows) > size:
+            chunks.append([])
+        chunks[-1] += rows
+    return chunks
 
 
 def _texts(name: str, given: Any) -> tuple[str, ...]:
@@ -344,5 +385,7 @@ def _grid(strengths: Any) -> tuple[float, ...]:
 
 
 def unit_of(plan: ExperimentPlan) -> str:
-    """What strengths are counted in."""
+    """What strengths are counted in; an ablation takes out a share."""
+    if plan.options["kind"] == "ablate":
+        return "share"
     return plan.options.get("unit") or default_unit(plan.vector)

@@ -20,7 +20,7 @@ from interp.intervene import Direction
 from interp.model import HookedTransformer
 from interp.probe.value import Probe
 from interp.steering.rows import typical_of
-from interp.steering.vector import SteeringVector
+from interp.steering.vector import SteeringVector, refuse_other_model
 
 
 def vector_of_probe(
@@ -76,8 +76,7 @@ def vector_of_direction(
             f"this direction stands at {given.site}, and means nothing elsewhere; site={site!r}: leave site out"
         )
     card = dict(getattr(given, "card", {}))
-    if card.get("fingerprint") not in (None, model.fingerprint):
-        raise ValueError(f"the direction was fitted on another model ({card.get('model')}), not on {model.cfg.name}")
+    refuse_other_model(card, model, "the direction was fitted")
     direction = given.direction.detach().cpu()
     typical, sd = given.typical_norm, getattr(given, "sd", None)
     if reference is not None:

@@ -3,6 +3,10 @@
 Half of them are isotropic. The others are random combinations of typical activations, so they lie where activations vary and
 move the model more. All are orthogonal to the vector: a "random" direction that lies along it would carry part of its
 effect, which is why directions that were refitted on shuffled labels are no control (their spread hides real effects).
+
+A vector of several layers says nearly the same at each, and its pushes add up along the stream. So do those of its controls:
+one draw serves all layers, and what is combined at each are the activations of the same tokens. Directions of heads write to
+different places, and are matched head by head.
 """
 
 from collections.abc import Sequence
@@ -14,13 +18,16 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from interp import sites as site_names
-from interp.intervene import special_tokens, typical_rows
+from interp.intervene import special_tokens
+from interp.intervene.draws import orthogonal_draw
 from interp.intervene.targets import Target, default_unit, targets_of
 from interp.model import HookedTransformer
+from interp.steering.fields import RANDOM
 
-KINDS = ("isotropic", "covariance")
 MOST_TEXTS, MOST_ROWS = 64, 4096
 """Texts and rows that the covariance comes from."""
+OUTLIER = 10
+"""Times the median norm, over which a token is no typical one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,21 +47,35 @@ class RandomDirections:
 def typical_at(
     model: HookedTransformer, targets: Sequence[Target], texts: Sequence[str]
 ) -> list[Float64[Tensor, "row d"]]:
-    """Typical activations at each target's place, centred; a head's are those of its own z."""
-    chosen = list(dict.fromkeys(texts))[:MOST_TEXTS]
+    """Activations at each target's place, centred: of tokens that are typical at all of the places, so that row i is one
+    token everywhere. A head's are those of its own z.
+
+    Raises:
+        ValueError: no such token.
+    """
+    chosen = [text for text in dict.fromkeys(texts) if text.strip()][:MOST_TEXTS]
+    if not chosen:
+        raise ValueError(
+            "random directions with the covariance of activations need texts: give prompts, pairs or texts"
+        )
     names = list(dict.fromkeys(target.site for target in targets))
     layers = [site_names.layer_of(name) for name in names]
     stop = None if None in layers else max(layer for layer in layers if layer is not None) + 1
     rows: dict[str, list[Tensor]] = {name: [] for name in names}
     for begin in range(0, len(chosen), 16):
         _, cache = model.run_with_cache(chosen[begin : begin + 16], names, stop_at_layer=stop)
-        special = special_tokens(model, cache.tokens.ids)
+        tokens = cache.tokens
+        ordinary = tokens.mask & ~special_tokens(model, tokens.ids) & (tokens.mask.long().cumsum(1) != 1)
         for name in names:
-            found = typical_rows(cache[name].flatten(2), cache.tokens.mask, special)
-            rows[name].append(found.unflatten(1, cache[name].shape[2:]))
-    joined = {name: torch.cat(each)[:MOST_ROWS].double().cpu() for name, each in rows.items()}
+            rows[name].append(cache[name][ordinary].double().cpu())
+    joined = {name: torch.cat(each) for name, each in rows.items()}
+    norms = torch.stack([each.flatten(1).norm(dim=1) for each in joined.values()])
+    keep = (norms <= OUTLIER * norms.median(1, keepdim=True).values).all(0) if norms.shape[1] else torch.zeros(0).bool()
+    if int(keep.sum()) < 2:
+        raise ValueError("no token of the texts is typical at every steered place: give longer prompts, pairs or texts")
     parts = [joined[each.site] if each.head is None else joined[each.site][:, each.head] for each in targets]
-    return [part.flatten(1) - part.flatten(1).mean(0) for part in parts]
+    parts = [part[keep][:MOST_ROWS].flatten(1) for part in parts]
+    return [part - part.mean(0) for part in parts]
 
 
 def random_directions(
@@ -70,28 +91,20 @@ def random_directions(
         seed: of the draws.
 
     Raises:
-        ValueError: a place of a single dimension, or constant activations.
+        ValueError: a place of a single dimension, constant activations, or no text.
     """
-    generator = torch.Generator().manual_seed(seed)
     targets = targets_of(vector)
     rows = typical_at(model, targets, texts) if n > 1 else [None] * len(targets)
     found = []
     for index in range(n):
-        kind = KINDS[index % 2]
-        parts = [_drawn(target, None if kind == "isotropic" else own, generator) for target, own in zip(targets, rows)]
+        kind = RANDOM[index % 2]
+        parts = []
+        for place, (target, own) in enumerate(zip(targets, rows)):
+            # The same numbers at every layer, and others for every head.
+            draw = 0 if target.head is None else 1 + place
+            generator = torch.Generator().manual_seed(seed * 1_000_003 + index * 10_007 + draw)
+            direction = target.direction.double().cpu()
+            drawn = orthogonal_draw(direction, own if kind == "covariance" else None, generator)
+            parts.append(replace(target, direction=drawn.to(target.direction)))
         found.append((kind, RandomDirections(tuple(parts), default_unit(vector))))
     return found
-
-
-def _drawn(target: Target, rows: Float64[Tensor, "row d"] | None, generator: torch.Generator) -> Target:
-    own = target.direction.double().cpu()
-    if len(own) < 2:
-        raise ValueError(f"{target.site} has a single dimension: no direction is orthogonal to the vector's")
-    if rows is None:
-        raw = torch.randn(len(own), generator=generator, dtype=torch.float64)
-    else:
-        raw = torch.randn(len(rows), generator=generator, dtype=torch.float64) @ rows
-    raw = raw - (raw @ own) * own / (own @ own)
-    if not float(raw.norm()) > 0:
-        raise ValueError(f"activations at {target.site} are constant in these texts: give longer ones")
-    return replace(target, direction=(raw / raw.norm()).to(target.direction))

@@ -65,8 +65,8 @@ class SteeringReport(SteeringTables):
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; what was not measured is null."""
-        tables = {name: _records(getattr(self, name)) for name in TABLES}
-        return {**tables, "band": _records(self.band), "card": self.card, "inputs": self.inputs}
+        tables = {name: artifact.records(getattr(self, name)) for name in TABLES}
+        return {**tables, "band": artifact.records(self.band), "card": self.card, "inputs": self.inputs}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "SteeringReport":
@@ -101,10 +101,6 @@ def load_steering_report(path: str | os.PathLike[str]) -> SteeringReport:
     if found.get("format") not in (1, FORMAT):
         raise ValueError(f"{path} has format {found.get('format')!r}, newer than the {FORMAT} read here: update interp")
     return SteeringReport.from_dict(found)
-
-
-def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
 def _frame(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> pd.DataFrame:

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp import sites as site_names
+from interp.intervene.reference import norm_bound
 from interp.model import HookedTransformer
 from interp.steering.contrast import Contrast, Encoded, encode_contrast, padded, tokenizer_of
 from interp.store import Store
@@ -36,11 +37,16 @@ class TypicalRows:
     """All of them, or a sample of at most `SAMPLE` drawn by a seed."""
 
     def sd(self, direction: Float[Tensor, "d"]) -> float | None:
-        """Standard deviation along a unit direction, over the rows kept; None where there are fewer than two, or none varies."""
-        if len(self.rows) < 2:
-            return None
-        found = float((self.rows.double() @ direction.double()).std())
-        return found if found > 0 else None
+        """Standard deviation along a unit direction, over the rows kept; None where there is none, see `sd_along`."""
+        return sd_along(self.rows, direction)
+
+
+def sd_along(rows: Float[Tensor, "row d"], direction: Float[Tensor, "d"]) -> float | None:
+    """Standard deviation (n - 1) of rows along a unit direction; None where there are fewer than two, or none varies."""
+    if len(rows) < 2:
+        return None
+    found = float((rows.double() @ direction.double()).std())
+    return found if found > 0 else None
 
 
 @torch.inference_mode()
@@ -109,7 +115,7 @@ def _drawn(candidates: Sequence[list[int]], seed: int) -> list[list[int]]:
 def _typical(norms: Float[Tensor, "token"], rows: Float[Tensor, "row d"]) -> TypicalRows:
     if not len(norms):
         raise ValueError("no typical token is left: the texts hold nothing but first and special tokens")
-    bound = 10 * norms.median()
+    bound = norm_bound(norms)
     typical = norms[norms <= bound]
     return TypicalRows(float(typical.median()), len(typical), rows[rows.norm(dim=-1) <= bound].clone())
 

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from interp import sites as site_names
+from interp.intervene import Where
 from interp.model import HookedTransformer
 from interp.model.inputs import refuse_not_finite
 from interp.tokens import Tokens
@@ -37,6 +38,15 @@ def first_layer(model: HookedTransformer, interventions: Iterable[Any]) -> int:
         raise ValueError(f"{late[0]} comes after the blocks: steer at a site inside them, such as resid_post")
     layers = [site_names.layer_of(name) for name in names]
     return 0 if not layers or None in layers else min(layer for layer in layers if layer is not None)
+
+
+def refuse_rows(where: Any) -> None:
+    """ValueError for rows of a batch: texts that are scored are sorted into batches by length."""
+    if isinstance(where, Where) and where.rows is not None:
+        raise ValueError(
+            f"rows={list(where.rows)} are rows of one batch, and scored texts are sorted into batches: leave rows out, "
+            "or use model.intervene(...) and the model itself"
+        )
 
 
 @dataclass(frozen=True, eq=False)

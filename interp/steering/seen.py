@@ -47,5 +47,5 @@ def refuse_seen(card: Mapping[str, Any], pairs: Iterable[ContrastPair]) -> None:
             f"{len(shared)} of {len(named)} measured groups ({shared[0]!r}) were also fitted on: their pairs share words "
             "with the vector's, so the effect is not one on new words. Divide by group: interp.grouped_split",
             SharedGroupsWarning,
-            stacklevel=4,
+            stacklevel=3,
         )

@@ -20,12 +20,15 @@ from interp import artifact, plot
 from interp import sites as site_names
 from interp.dataset import ContrastPair
 from interp.intervene import Steer
+from interp.intervene.place import described, part_of
 from interp.model import HookedTransformer
 from interp.plot import Chart
 from interp.steering import figures
 from interp.steering.damage import DamageTexts, damage_figures
 from interp.steering.fit import steering_vectors
-from interp.steering.measures import PairPreference, Setup
+from interp.steering.measures import Setup
+from interp.steering.measures.passes import preference_sheet, preferences
+from interp.steering.runner import refuse_rows
 from interp.steering.seen import refuse_seen
 from interp.steering.vectors import SteeringVectors
 
@@ -61,17 +64,19 @@ class StrengthMap:
             raise ValueError("the damage was not measured: give texts= to steering_map")
         kept = []
         for _, rows in self.table.groupby("site", sort=False):
-            for side in (1.0, -1.0):
-                own = rows.loc[rows["strength"] * side > 0].sort_values("strength", key=lambda column: column.abs())
-                fine = (own["loss_rise"] <= bound).cummin()
-                kept.append(own.loc[fine])
+            grid, harm = rows["strength"].to_numpy(float), rows["loss_rise"].to_numpy(float)
+            for side in (1, -1):
+                if (grid * side > 0).any():
+                    reached = abs(figures.largest_within(grid, harm, bound, side))
+                    kept.append(rows.loc[(grid * side > 0) & (np.abs(grid) <= reached)])
         among = pd.concat(kept)
         if not len(among):
-            least = float(self.table.loc[self.table["strength"] != 0, "loss_rise"].min())
+            least = float(self.table["loss_rise"].to_numpy(float).min())
             raise ValueError(
                 f"no cell keeps the rise of loss within {bound}: the least is {least:.3f}. Try smaller strengths"
             )
-        return among.loc[(among["effect"] * np.sign(among["strength"])).idxmax()]
+        toward = among["effect"].to_numpy(float) * np.sign(among["strength"].to_numpy(float))
+        return among.iloc[int(toward.argmax())]
 
     def plot(self, bound: float | None = None) -> Chart:
         """Effect over layer and strength; cells over the bound on the rise of loss are muted."""
@@ -79,8 +84,7 @@ class StrengthMap:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; what was not measured is null."""
-        table = self.table.astype(object).where(self.table.notna(), None).to_dict("records")
-        return {"table": table, "vectors": self.vectors.to_dict(), "card": self.card}
+        return {"table": artifact.records(self.table), "vectors": self.vectors.to_dict(), "card": self.card}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """One JSON file; `load_strength_map` reads it."""
@@ -130,6 +134,8 @@ def steering_map(
     Raises:
         ValueError: pairs that the vectors were fitted on, a site outside the blocks, no strength but 0.
     """
+    if not len(pairs):
+        raise ValueError("give pairs= that the vectors are not fitted on: the map is measured there")
     grid = sorted({float(strength) for strength in strengths} - {0.0})
     if not grid:
         raise ValueError("give at least one strength that is not 0")
@@ -137,27 +143,31 @@ def steering_map(
         data, model=model, sites=sites, method=method, tokens=tokens, batch_size=batch_size, seed=seed
     )
     refuse_seen(vectors.parts[0].card, pairs)
-    measure, groups = PairPreference(tuple(pairs)), [pair.group for pair in pairs]
-    part = where if isinstance(where, str) else where.part
+    refuse_rows(where)
+    layers = [_layer(vector.site) for vector in vectors]
+    sheet = preference_sheet(Setup(model, layers[0], (), batch_size), pairs, layers)
+    damage = DamageTexts(model, texts, layers, part_of(where), batch_size) if len(texts) else None
+    base, groups = preferences(sheet, layers[0], []), [pair.group for pair in pairs]
     rows, total = [], len(vectors) * len(grid)
-    for vector in vectors:
-        layer = site_names.layer_of(vector.site)
-        if layer is None:
-            raise ValueError(f"{vector.site} lies outside the blocks: a map is over layers")
-        reader = measure.prepare(Setup(model, layer, (), batch_size))
-        damage = DamageTexts(model, texts, layer, part, batch_size) if len(texts) else None
-        base, unbroken = reader.read([], ()), None if damage is None else damage.read([])
+    for vector, layer in zip(vectors, layers):
         for strength in grid:
             steer = [Steer(vector, strength, where=where)]
-            change = figures.mean_change(reader.read(steer, ()), base, strength, groups=groups, seed=seed)
+            change = figures.mean_change(preferences(sheet, layer, steer), base, strength, groups=groups, seed=seed)
             row = {"site": site_names.short_name(vector.site), "layer": layer, "strength": strength, **vars(change)}
-            if damage is not None and unbroken is not None:
-                row |= damage_figures(damage.read(steer), unbroken, seed)
+            if damage is not None:
+                row |= damage_figures(damage.read(steer, layer), damage.unsteered, seed)
             rows.append(row)
             if progress is not None:
                 progress(len(rows), total)
     card = artifact.provenance(
         model=model.cfg.name, fingerprint=model.fingerprint, method=method, n_pairs=len(pairs), n_texts=len(texts),
-        where=where if isinstance(where, str) else where.describe(), seed=seed,
+        where=described(where), seed=seed,
     )  # fmt: skip
     return StrengthMap(pd.DataFrame(rows, columns=pd.Index(COLUMNS)), vectors, card)
+
+
+def _layer(site: str) -> int:
+    layer = site_names.layer_of(site)
+    if layer is None:
+        raise ValueError(f"{site} lies outside the blocks: a map is over layers")
+    return layer

@@ -11,7 +11,7 @@ from torch import Tensor
 from interp.intervene import Steer
 from interp.model import HookedTransformer
 from interp.steering.measures.base import prompt_ids
-from interp.steering.runner import Sheet, first_layer
+from interp.steering.runner import Sheet, first_layer, refuse_rows
 
 
 @torch.inference_mode()
@@ -46,6 +46,7 @@ def steered_logits(
     grid = [strengths] if isinstance(strengths, int | float) else list(strengths)
     if isinstance(prompts, str) or not prompts or not grid:
         raise ValueError("give a list of prompts and a list of strengths, at least one of each")
+    refuse_rows(where)
     options = {"kind": kind, "where": where, "unit": unit, "site": site, "when": when}
     steers = [Steer(vector, strength, **options) for strength in grid]
     ids, layer = prompt_ids(model, prompts), first_layer(model, steers)

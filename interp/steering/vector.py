@@ -18,9 +18,11 @@ from torch import Tensor
 from interp import artifact
 from interp import sites as site_names
 from interp.intervene.targets import Target
+from interp.model import HookedTransformer
 
 KIND = "steering vector"
-_NUMBERS = ("typical_norm", "length", "raw_norm", "sd")
+NUMBERS = ("typical_norm", "length", "raw_norm", "sd")
+"""What a file keeps of a vector beside its direction and site."""
 _DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NOTHING = 1e-6
 """Share of the length below which a remainder is rounding."""
@@ -51,7 +53,7 @@ class SteeringVector:
     """Standard deviation of typical rows along the direction, the other unit of strength; None where it is not known."""
 
     def __post_init__(self) -> None:
-        norm = float(self.direction.norm())
+        norm = float(self.direction.double().norm())
         if not math.isfinite(norm) or abs(norm - 1) > 1e-3:
             raise ValueError(f"a steering vector needs a unit direction; its norm is {norm}")
         for name in ("typical_norm", "sd"):
@@ -157,7 +159,7 @@ class SteeringVector:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready and exact: every number of the direction is a Python float of the same value."""
         dtype = str(self.direction.dtype).removeprefix("torch.")
-        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        numbers = {name: getattr(self, name) for name in NUMBERS}
         direction = self.direction.detach().cpu().tolist()
         return {"kind": KIND, "site": self.site, "direction": direction, "dtype": dtype, **numbers, "card": self.card}
 
@@ -172,19 +174,19 @@ class SteeringVector:
                 f"this steering vector lacks {lacking or 'a dtype that is known'}: write it again with to_dict"
             )
         direction = torch.tensor(value["direction"], dtype=_DTYPES[value.get("dtype", "float32")])
-        numbers = {name: value[name] for name in _NUMBERS if name in value}
+        numbers = {name: value[name] for name in NUMBERS if name in value}
         return SteeringVector(direction, value["site"], card=dict(value.get("card", {})), **numbers)
 
     def save(self, path: str | Path) -> Path:
         """One safetensors file with a card; `load_steering_vector` reads it."""
-        card = self.card | {"site": self.site} | {name: getattr(self, name) for name in _NUMBERS}
+        card = self.card | {"site": self.site} | {name: getattr(self, name) for name in NUMBERS}
         return artifact.save_artifact(Path(path), KIND, {"direction": self.direction}, card)
 
 
 def load_steering_vector(path: str | Path) -> SteeringVector:
     """Read what `SteeringVector.save` wrote; files from before `sd` have none."""
     tensors, card = artifact.load_artifact(Path(path), KIND)
-    known = {key: card.pop(key) for key in ("site", *_NUMBERS) if key in card}
+    known = {key: card.pop(key) for key in ("site", *NUMBERS) if key in card}
     return SteeringVector(tensors["direction"], card=card, **known)
 
 
@@ -224,6 +226,23 @@ def check_vectors(values: Sequence[Any]) -> None:
     odd = [type(each).__name__ for each in values if not isinstance(each, SteeringVector)]
     if odd or not values:
         raise ValueError(f"expected steering vectors, got {odd[0] if odd else 'none'}")
+
+
+def refuse_other_model(card: Mapping[str, Any], model: HookedTransformer, made: str = "the vector was fitted") -> None:
+    """ValueError where a card names another model than this one, by its fingerprint.
+
+    Args:
+        card: of what is to be used; one without a fingerprint fits any model.
+        model: what it is to be used on.
+        made: what the card is of and what was done, for the message: "the report was measured".
+    """
+    known = card.get("fingerprint")
+    if known in (None, model.fingerprint):
+        return
+    raise ValueError(
+        f"{made} on another model ({card.get('model')}, fingerprint {str(known)[:12]}), not on {model.cfg.name} "
+        f"({model.fingerprint[:12]}): load that one, or make it again for this one"
+    )
 
 
 def kept_of(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -10,10 +10,9 @@ import pandas as pd
 from interp import artifact
 from interp import sites as site_names
 from interp.intervene.targets import Target
-from interp.steering.vector import SteeringVector, check_vectors, fact_lines, kept_of, kind_text, row_of, short
+from interp.steering.vector import NUMBERS, SteeringVector, check_vectors, fact_lines, kept_of, kind_text, row_of, short
 
 KIND = "steering vectors"
-_NUMBERS = ("typical_norm", "length", "raw_norm", "sd")
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +130,7 @@ class SteeringVectors:
     def save(self, path: str | Path) -> Path:
         """One safetensors file with a card; `load_steering_vectors` reads it."""
         tensors = {part.site: part.direction for part in self.parts}
-        parts = [{"site": p.site, "card": p.card, **{name: getattr(p, name) for name in _NUMBERS}} for p in self.parts]
+        parts = [{"site": p.site, "card": p.card, **{name: getattr(p, name) for name in NUMBERS}} for p in self.parts]
         return artifact.save_artifact(Path(path), KIND, tensors, {**self.card, "parts_at_sites": parts})
 
 

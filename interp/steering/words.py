@@ -42,11 +42,11 @@ def measure_text(report: SteeringTables, measure: str) -> str:
         return f"{measure}: only strength 0 was measured."
     own = effect_at(report, measure, strength)
     said = [
-        f"{measure}: at strength {strength:+g} the vector changes it by {_interval(own)} {unit}, n = {own['n']:.0f}."
+        f"{measure}: at strength {strength:+g} {_cause(report)} changes it by {_interval(own)} {unit}, n = {own['n']:.0f}."
     ]
     said += [_band_text(own, band) for band in _rows_at(report.band, measure, strength)]
     slopes = report.steerability
-    wrong = slopes.loc[slopes["measure"] == measure].to_dict("records")
+    wrong = slopes.loc[slopes["measure"] == measure].dropna(subset=["wrong_way"]).to_dict("records")
     if wrong:
         ends = f"{wrong[0]['wrong_low']:.0%} to {wrong[0]['wrong_high']:.0%}"
         said.append(f"{wrong[0]['wrong_way']:.0%} ({ends}) of the items move the wrong way.")
@@ -55,6 +55,10 @@ def measure_text(report: SteeringTables, measure: str) -> str:
     for told in report.of_instruction(measure).to_dict("records"):
         said.append(f"The instruction alone changes it by {_interval(told)}.")
     return " ".join(said)
+
+
+def _cause(report: SteeringTables) -> str:
+    return "taking the vector out" if report.card.get("kind") == "ablate" else "the vector"
 
 
 def effect_at(report: SteeringTables, measure: str, strength: float) -> dict[Any, Any]:

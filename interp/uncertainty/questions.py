@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float
 from interp.calibration import CalibrationReport, Interval, calibration_report, wilson_interval
 from interp.dataset import Question
 from interp.model import HookedTransformer
-from interp.tokens import Tokenizer
+from interp.probe.completions import encoded
 from interp.uncertainty.forward import final_stream, right_padded, target_logprobs
 
 FORMATS = ("text", "letter")
@@ -70,7 +70,10 @@ def score_options(
     options: list[_Option] = []
     for index, question in enumerate(questions):
         prompt, texts = (question.prompt, question.options) if format == "text" else _lettered(question, index)
-        sequences, start = _encoded(model.tokenizer, prompt, texts, index)
+        try:
+            sequences, start = encoded(model.tokenizer, prompt, texts)
+        except ValueError as error:
+            raise ValueError(f"question {index}: {error}") from None
         options += sorted(_shared_inputs(index, sequences, start, inputs), key=lambda each: each.option)
     logprobs = _logprobs(model, inputs, options, batch_size, progress)
     frame = pd.DataFrame(
@@ -248,26 +251,6 @@ def _lettered(question: Question, index: int) -> tuple[str, tuple[str, ...]]:
     letters = LETTERS[: len(question.options)]
     listed = "".join(f"\n{letter}. {option.strip()}" for letter, option in zip(letters, question.options))
     return f"{stem}{listed}\nAnswer:", tuple(f" {letter}" for letter in letters)
-
-
-def _encoded(tokenizer: Tokenizer, prompt: str, options: Sequence[str], index: int) -> tuple[list[list[int]], int]:
-    """Tokens of prompt and option together, for each option, and where the scored part begins."""
-    before = tokenizer.encode(prompt, close=False)
-    sequences = [tokenizer.encode(prompt + option, close=False) for option in options]
-    start = min(_common_prefix(before, sequence) for sequence in sequences)
-    if start == 0:
-        raise ValueError(
-            f"question {index}: its options share no token with the prompt {prompt[:40]!r}, so nothing predicts their "
-            "first token: begin the prompt with text, or use a tokenizer with a BOS"
-        )
-    for option, sequence in zip(options, sequences):
-        if len(sequence) <= start:
-            raise ValueError(f"question {index}: the option {option!r} adds no token to its prompt: fill or remove it")
-    return sequences, start
-
-
-def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(left, right)) if a != b), min(len(left), len(right)))
 
 
 def _shared_inputs(

@@ -13,6 +13,7 @@ from tiny import tiny_model
 
 import interp
 from interp.cli.group import status
+from interp.intervene.writes import write_sites
 from interp.probe import fit_probe
 from interp.steer_job import load_vector
 from interp.steering.report import SteeringReport, load_steering_report
@@ -24,7 +25,9 @@ SITE = "resid_post:0"
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data, and a finished sweep."""
     folder = tmp_path_factory.mktemp("steer")
-    run_small(write_job(folder), folder / "done")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SteeringReport, "write_html", plain_page)
+        run_small(write_job(folder), folder / "done")
     return folder
 
 
@@ -43,9 +46,9 @@ def tiny_loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def plain_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page without charts, which take seconds."""
+    """Pages without charts, which take seconds; `steer_job` and the report have tests of whole ones."""
     monkeypatch.setattr(SteeringReport, "write_html", plain_page)
 
 
@@ -66,7 +69,6 @@ def made(folder: Path, files: Path, *options: str) -> Path:
     return path
 
 
-@pytest.mark.usefixtures("plain_pages")
 def test_make_holds_pairs_out_and_a_sweep_measures_those(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,7 +103,6 @@ def test_every_method_and_a_range_of_layers(
     assert load_vector(out).card["method"] == method
 
 
-@pytest.mark.usefixtures("plain_pages")
 def test_make_reads_labelled_texts_stores_and_probes(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,9 +120,16 @@ def test_make_reads_labelled_texts_stores_and_probes(
         found = run(capsys, "make", "tiny", source, *words, "--out", tmp_path / "v.safetensors")
         assert found["sites"] == ["blocks.0.hook_resid_post"]
         assert found["card"]["data"] == source.name
-    found = run(capsys, "make", "tiny", files / "labelled.csv", "--heads", "2", "--out", tmp_path / "v.safetensors")
+    call = ["make", "tiny", files / "labelled.csv", "--heads", "2", "--out", tmp_path / "v.safetensors"]
+    found = run(capsys, *call)
     assert len(found["sites"]) == 2
     assert all(site.endswith("attn.hook_z") for site in found["sites"])
+    for words in (call, ["show", tmp_path / "v.safetensors"]):
+        assert status(["steer", *map(str, words)]) == 0
+        shown = capsys.readouterr().out
+        assert "2 of" in shown
+        assert "held-out groups" in shown
+        assert all(column in shown for column in ("layer", "head", "accuracy"))
     call = [
         "sweep",
         "tiny",
@@ -166,12 +174,34 @@ def test_apply_continues_side_by_side_and_shows_what_was_changed(
     with model.intervene(interp.Steer(loaded, 3.0, where="generated")):
         expected = model.generate(["some text", "and more"], 4).text
     assert [row["text"] for row in found["generations"]][2:] == expected
+    plain = model.generate(["some text", "and more"], 4).rows
+    with model.intervene(interp.Steer(loaded, 3.0, where="generated")):
+        steered = model.generate(["some text", "and more"], 4).rows
+    for row, before, now in zip(found["generations"][2:], plain, steered):
+        same = [a == b for a, b in zip(before.tokens, now.tokens)]
+        assert row["first_difference"] == (None if all(same) else same.index(False))
     assert {row["row"] for row in found["applied"]["3"]} == {0, 1}
     assert status(["steer", *map(str, words), "--show-applied"]) == 0
     assert "Applied at strength +3" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("plain_pages")
+def test_apply_and_sweep_take_a_place(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    vector = made(tmp_path, files)
+    capsys.readouterr()
+    edit = ["--kind", "ablate", "--site", "writes"]
+    found = run(capsys, "apply", "tiny", vector, "some text", "--tokens", "4", "--show-applied", *edit)
+    model = tiny_model()
+    assert {row["site"] for row in found["applied"]["1"]} == set(write_sites(model))
+    with model.intervene(interp.Steer(load_vector(vector), site="writes", kind="ablate")):
+        assert found["generations"][1]["text"] == model.generate("some text", 4).text
+    words = ["sweep", "tiny", vector, "--prompt", "one", "--tokens", "1", *edit, "--out", tmp_path / "out"]
+    found = run(capsys, *words)
+    assert found["inputs"]["options"]["site"] == "writes"
+    assert found["inputs"]["settings"]["strengths"] == [0.0, 1.0]
+    assert status(["steer", "apply", "tiny", str(vector), "some text", "--site", "resid_past:0"]) == 2
+    assert "resid_past" in capsys.readouterr().err
+
+
 def test_a_sweep_of_a_specification_and_of_other_measures(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -271,7 +301,6 @@ def test_convert_to_gguf_and_back(files: Path, tmp_path: Path, capsys: pytest.Ca
     assert read.raw == pytest.approx(0.2 * own.norm, rel=1e-6)
 
 
-@pytest.mark.usefixtures("plain_pages")
 def test_a_folder_model_and_a_vector_of_another_one(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,10 +4,14 @@ Instructing a model beats most vectors (Wu et al. 2025, AxBench, arXiv 2501.1714
 """
 
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 from interp.model import HookedTransformer
+
+NOW = datetime(2026, 1, 1)
+"""For templates that write today's date: an experiment must not depend on the day that it is run."""
 
 
 @dataclass(frozen=True)
@@ -43,4 +47,4 @@ class Framing:
 
     def _chat(self, before: list[dict[str, Any]]) -> str:
         assert self.model.tokenizer is not None
-        return self.model.tokenizer.apply_chat([*before, {"role": "user", "content": self.request}])
+        return self.model.tokenizer.apply_chat([*before, {"role": "user", "content": self.request}], now=NOW)

@@ -1,5 +1,6 @@
 """Measures that read a teacher-forced pass: preferences between continuations, next tokens, what a probe says."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from interp.steering.contrast import encode_responses
 from interp.steering.measures.base import Setup, Values, own_prompts, prompt_ids
 from interp.steering.runner import Sheet, last_logprobs, response_logprobs
 
+PREFERENCE = "preference"
+"""Name of the measure that an experiment's own pairs make."""
 KINDS = ("logit", "log_odds", "log_probability", "probability")
 
 
@@ -28,7 +31,7 @@ class PairPreference:
 
     pairs: Any
     """ContrastPairs."""
-    name: str = "preference"
+    name: str = PREFERENCE
     """In the report."""
     unit: str = "nats"
     """Of a value."""
@@ -45,17 +48,7 @@ class PairPreference:
 
     def prepare(self, setup: Setup) -> "_Preference":
         """Run the pairs once."""
-        refuse_encoder(setup.model.cfg, "a preference between continuations")
-        prompts = [setup.frame(pair.prompt) for pair in self.pairs] * 2
-        responses = [pair.positive for pair in self.pairs] + [pair.negative for pair in self.pairs]
-        tokens, before = encode_responses(setup.model, prompts, responses)
-        ids = [row[mask].tolist() for row, mask in zip(tokens.ids, tokens.mask)]
-        short = [index for index, each in enumerate(ids) if len(each) < 2]
-        if short:
-            raise ValueError(f"{responses[short[0]]!r} is a single token without a prompt: nothing predicts it")
-        # Without a prompt the first token is given, not predicted.
-        lengths = before.clamp(min=1).tolist()
-        return _Preference(Sheet(setup.model, ids, lengths, [setup.layer], setup.batch_size), setup.layer)
+        return _Preference(preference_sheet(setup, self.pairs, [setup.layer]), setup.layer)
 
     def describe(self) -> dict[str, Any]:
         """As JSON; `measure_of` makes it again."""
@@ -69,9 +62,28 @@ class _Preference:
     layer: int
 
     def read(self, interventions: Sequence[Any], texts: Sequence[str]) -> Values:  # noqa: ARG002
-        total = response_logprobs(self.sheet, self.layer, interventions)
-        half = len(total) // 2
-        return total[:half] - total[half:]
+        return preferences(self.sheet, self.layer, interventions)
+
+
+def preference_sheet(setup: Setup, pairs: Sequence[ContrastPair], layers: Sequence[int]) -> Sheet:
+    """Both sides of the pairs, after a run without interventions: first all positive, then all negative ones."""
+    model = setup.model
+    refuse_encoder(model.cfg, "a preference between continuations")
+    prompts = [setup.frame(pair.prompt) for pair in pairs] * 2
+    responses = [pair.positive for pair in pairs] + [pair.negative for pair in pairs]
+    tokens, before = encode_responses(model, prompts, responses)
+    ids = [row[mask].tolist() for row, mask in zip(tokens.ids, tokens.mask)]
+    short = [index for index, each in enumerate(ids) if len(each) < 2]
+    if short:
+        raise ValueError(f"{responses[short[0]]!r} is a single token without a prompt: nothing predicts it")
+    # Without a prompt the first token is given, not predicted.
+    return Sheet(model, ids, before.clamp(min=1).tolist(), layers, setup.batch_size)
+
+
+def preferences(sheet: Sheet, layer: int, interventions: Sequence[Any]) -> Values:
+    """log p(positive | prompt) - log p(negative | prompt) of each pair of a `preference_sheet`."""
+    positive, negative = np.split(response_logprobs(sheet, layer, interventions), 2)
+    return positive - negative
 
 
 @dataclass(frozen=True)
@@ -156,7 +168,8 @@ class _Targets:
             return own.mean(1) - other.mean(1)
         whole = own.logsumexp(1)
         if self.kind == "log_odds":
-            rest = logp[:, self.against].logsumexp(1) if len(self.against) else torch.log(-torch.expm1(whole))
+            others = logp[:, self.against] if len(self.against) else logp.index_fill(1, self.tokens, -torch.inf)
+            rest = others.logsumexp(1)
             return whole - rest
         return whole if self.kind == "log_probability" else whole.exp()
 
@@ -204,23 +217,31 @@ class ProbeScore:
                 "probe of a later layer"
             )
         ids = prompt_ids(setup.model, [setup.frame(prompt) for prompt in own_prompts(self.prompts, setup.prompts)])
-        return _Probed(Sheet(setup.model, ids, list(map(len, ids)), (), setup.batch_size), self.probe, names[0])
+        sheet = Sheet(setup.model, ids, list(map(len, ids)), [setup.layer], setup.batch_size)
+        return _Probed(sheet, setup.layer, self.probe, names[0])
 
     def describe(self) -> dict[str, Any]:
-        """As JSON. The probe itself is not in it: `measure_of` needs it."""
+        """As JSON. The probe itself is not in it, but its hash: `measure_of` needs the probe."""
         prompts = None if self.prompts is None else own_prompts(self.prompts, ())
-        return {
-            "measure": "probe",
-            "name": self.name,
-            "prompts": prompts,
-            "site": self.probe.site,
-            "kind": self.probe.kind,
-        }
+        about = {"site": self.probe.site, "kind": self.probe.kind, "hash": probe_hash(self.probe)}
+        return {"measure": "probe", "name": self.name, "prompts": prompts, **about}
+
+
+def probe_hash(probe: Probe) -> str:
+    """Of everything that decides what it reads."""
+    known = {
+        each.name: getattr(probe, each.name)
+        for each in dataclasses.fields(probe)
+        if each.name not in ("card", "tensors")
+    }
+    plain = {name: value.tolist() if isinstance(value, Tensor) else str(value) for name, value in known.items()}
+    return artifact.hash_json([plain, {name: value.tolist() for name, value in probe.tensors.items()}])
 
 
 @dataclass(frozen=True, eq=False)
 class _Probed:
     sheet: Sheet
+    layer: int
     probe: Probe
     site: str
 
@@ -231,7 +252,14 @@ class _Probed:
         with model.intervene(*interventions):
             for batch in self.sheet.batches:
                 lengths = batch.prompt_len
-                _, cache = model.run_with_cache(batch.tokens, self.site, stop_at_layer=stop, prompt_len=lengths)
+                options = {"stop_at_layer": stop, "prompt_len": lengths}
+                if self.layer == 0:
+                    _, cache = model.run_with_cache(batch.tokens, self.site, **options)
+                else:
+                    stream, tokens = batch.streams[self.layer], batch.tokens
+                    _, cache = model.run_with_cache(
+                        stream, self.site, start_at_layer=self.layer, tokens=tokens, **options
+                    )
                 rows = cache[self.site][torch.arange(len(lengths), device=lengths.device), lengths - 1]
                 rows = rows if self.probe.head is None else rows[:, self.probe.head]
                 scores = torch.as_tensor(self.probe.score(rows.flatten(1)))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from filelock import FileLock
 from probe_jobs import finished_bytes
 from steer_jobs import JOB, pairs, plain_page, run_small, write_job
@@ -14,15 +15,19 @@ from tiny import tiny_model
 
 from interp import artifact
 from interp.dataset import load_pairs
+from interp.probe import fit_probe
 from interp.steer_job import load_steer_job_report, load_steer_spec, load_vector, run_steer_job
 from interp.steer_job.inputs import read_inputs
 from interp.steering.experiment import steering_experiment
+from interp.steering.plan import ExperimentPlan, Setting, SettingResult, run_setting
 from interp.steering.report import SteeringReport
+
+WHOLE_PAGE = SteeringReport.write_html
 
 
 @pytest.fixture(scope="module", autouse=True)
 def plain_pages() -> Iterator[None]:
-    """Pages without charts, which take seconds; those of the command line are whole."""
+    """Pages without charts, which take seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SteeringReport, "write_html", plain_page)
         yield
@@ -156,9 +161,13 @@ def test_damaged_tasks_are_done_again_and_named(done: Path, tmp_path: Path, capl
     one, other = next((out / "tasks").glob("vector-0.5*")), next((out / "tasks").glob("random-1*"))
     one.write_bytes(one.read_bytes()[:-7])
     other.write_bytes(b"")
+    strange = next((out / "tasks").glob("instruction*"))
+    tensors, card = artifact.load_artifact(strange, "steering task")
+    card["result"]["written"][0]["mood"] = "good"  # a whole file with a field that no continuation has
+    artifact.save_artifact(strange, "steering task", tensors, card)
     (out / "report.json").unlink()
-    assert settings_run(spec, out) == 2
-    for path in (one, other):
+    assert settings_run(spec, out) == 3
+    for path in (one, other, strange):
         assert f"{path} is damaged" in caplog.text
     after = {name: content for name, content in finished_bytes(out).items() if ".damaged" not in name}
     assert after == finished_bytes(done)
@@ -191,6 +200,78 @@ def test_a_vector_of_a_range_of_layers_and_one_from_a_file(done: Path, tmp_path:
     pd.testing.assert_series_equal(effects.sort_index(), known.sort_index(), rtol=1e-3, atol=1e-5)
 
 
+ONE_FILE = 'model = "tiny"\npairs = "pairs.csv"\nn_random = 0\nstrengths = [0.5]\nvector = "{}"\n'
+
+
+def test_a_vector_that_lies_in_the_folder_outlives_its_replacement(done: Path, tmp_path: Path) -> None:
+    spec, out = copy_of(done, tmp_path)[0], tmp_path / "out"
+    spec.write_text(ONE_FILE.format("out/vector.safetensors"))
+    known = load_vector(done / "vector.safetensors").to_dict()
+    run_small(spec, out, replace=True)
+    assert (out / "earlier" / "1" / "vector.safetensors").is_file()
+    assert load_vector(out / "vector.safetensors").to_dict() == known
+    before = finished_bytes(out)
+    assert settings_run(spec, out) == 0
+    assert finished_bytes(out) == before
+
+
+def test_the_vector_that_was_read_is_measured_though_its_file_changes(done: Path, tmp_path: Path) -> None:
+    spec, file = write_job(tmp_path, ONE_FILE.format("v.safetensors")), tmp_path / "v.safetensors"
+    shutil.copy(done / "vector.safetensors", file)
+    vector = load_vector(file)
+    report = run_small(spec, tmp_path / "out", progress=lambda *_: (vector * -1).save(file))
+    assert report.inputs["vector"] == vector.to_dict()
+    assert load_vector(tmp_path / "out" / "vector.safetensors").to_dict() == vector.to_dict()
+    with pytest.raises(ValueError, match="what stands in its files"):
+        run_small(spec, tmp_path / "out")
+
+
+def test_a_vector_that_nothing_sees_is_refused_after_one_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, out, asked = write_job(tmp_path), tmp_path / "out", []
+
+    def forgets_the_vector(plan: ExperimentPlan, setting: Setting) -> SettingResult:
+        asked.append(setting)
+        return run_setting(plan, plan.base)
+
+    monkeypatch.setattr("interp.steer_job.tasks.run_setting", forgets_the_vector)
+    for ran in (2, 2):  # what is there already is looked at before anything runs
+        with pytest.raises(ValueError, match="does not see the vector"):
+            run_small(spec, out)
+        assert len(asked) == ran
+    next((out / "tasks").glob("vector-0.*")).unlink()
+    with pytest.raises(ValueError, match="does not see the vector"):
+        run_small(spec, out)
+    assert asked[2:] == [Setting("vector", "vector", 0.0)]
+
+
+def test_the_place_of_a_vector_can_be_another_than_its_own(done: Path, tmp_path: Path) -> None:
+    spec = write_job(tmp_path, ONE_FILE.format("v.safetensors").replace("strengths = [0.5]\n", ""))
+    shutil.copy(done / "vector.safetensors", tmp_path / "v.safetensors")
+    with pytest.raises(ValueError, match="resid_past"):
+        run_small(spec, tmp_path / "out", {"site": "resid_past:0"})
+    assert not (tmp_path / "out").exists()
+    found = run_small(spec, tmp_path / "out", {"site": "writes", "kind": "ablate"})
+    assert found.inputs["options"]["site"] == "writes"
+    assert set(found.effects["strength"]) == {0.0, 1.0}
+    one = run_small(spec, tmp_path / "one", {"kind": "ablate"})
+    assert not found.effects["effect"].equals(one.effects["effect"])
+
+
+def test_another_probe_in_the_same_file_is_another_sweep(done: Path, tmp_path: Path) -> None:
+    table = '\n[[measures]]\nprobe = "p.safetensors"\n'
+    spec = write_job(tmp_path, 'prompts = ["The item is"]\n' + ONE_FILE.format("v.safetensors") + table)
+    shutil.copy(done / "vector.safetensors", tmp_path / "v.safetensors")
+    rows, labels = torch.randn(40, 32, generator=torch.Generator().manual_seed(0)), [0, 1] * 20
+    for sign in (1, -1):
+        fit_probe(sign * rows, labels, "mass_mean", site="resid_post:1").save(tmp_path / "p.safetensors")
+        assert settings_run(spec, tmp_path / "out", replace=sign < 0) == 2
+        with pytest.raises(ValueError, match="what stands in its files"):
+            fit_probe(rows + 5 * sign, labels, "mass_mean", site="resid_post:1").save(tmp_path / "p.safetensors")
+            run_small(spec, tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -217,6 +298,16 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(tmp_path: Path, change: 
     with pytest.raises(ValueError, match=message):
         run_steer_job(load_steer_spec(spec, change), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_page_has_charts(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SteeringReport, "write_html", WHOLE_PAGE)
+        report = run_small(write_job(tmp_path), tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text("utf-8")
+    assert "<svg" in page
+    assert report.card["job"]["notes"][0] in page
 
 
 @pytest.mark.slow

@@ -10,12 +10,12 @@ import torch
 from tiny import tiny_model
 
 from interp.dataset import ContrastPair, Question
-from interp.intervene import Steer, Where
+from interp.intervene import Steer, Target, Where
 from interp.model import HookedTransformer
-from interp.steering import SteeringVector, load_steering_report
+from interp.steering import SteeringVector, SteeringVectors, load_steering_report
 from interp.steering.experiment import steering_experiment, steering_experiment_again
 from interp.steering.fit import steering_vector, steering_vectors
-from interp.steering.measures import OwnMeasure, PhraseRate, TargetTokens
+from interp.steering.measures import OwnMeasure, PairPreference, PhraseRate, TargetTokens
 from interp.steering.plan import Setting, SettingResult, experiment_plan, run_setting
 from interp.steering.randoms import random_directions, typical_at
 from interp.steering.seen import SharedGroupsWarning
@@ -103,6 +103,82 @@ def test_random_directions(model: HookedTransformer, vector: SteeringVector) -> 
                 assert abs(float(own.direction @ random.direction)) < 1e-5
                 assert (random.norm, random.length, random.site) == (own.norm, own.length, own.site)
                 assert float(random.direction.norm()) == pytest.approx(1, abs=1e-5)
+
+
+def test_pushes_at_several_layers_add_up_as_the_vectors_do() -> None:
+    """A control of several layers that forgot itself at each would push half as far."""
+    model = tiny_model(n_layers=6)
+    one = torch.randn(32, generator=torch.Generator().manual_seed(1))
+    one /= one.norm()
+    both = SteeringVectors(tuple(SteeringVector(one, f"blocks.{layer}.hook_resid_post", 1.0) for layer in range(6)))
+    texts = [pair.prompt + pair.positive for pair in PAIRS]
+
+    def shift(direction: Any) -> float:
+        with model.intervene(Steer(direction, 50.0)):
+            _, moved = model.run_with_cache(TEXTS, "resid_post:5")
+        _, plain = model.run_with_cache(TEXTS, "resid_post:5")
+        return float((moved["resid_post", 5] - plain["resid_post", 5])[plain.tokens.mask].norm(dim=-1).mean())
+
+    own = shift(both)
+    for _, direction in random_directions(model, both, texts, 6, seed=0):
+        assert shift(direction) == pytest.approx(own, rel=0.2)
+
+
+def test_pairs_without_prompts_have_controls(model: HookedTransformer, vector: SteeringVector) -> None:
+    bare = [ContrastPair("", f"all good{i}", f"all bad{i}") for i in range(3)]
+    report = steering_experiment(model, vector, pairs=bare, strengths=[0.5], n_random=4)
+    assert report.band["n"].iloc[0] == 4
+    with pytest.raises(ValueError, match="have none"):
+        steering_experiment(model, vector, pairs=bare, strengths=[0.5], n_random=0, instruction="Go.")
+
+
+def test_text_without_a_marker_is_steered_whole(model: HookedTransformer, vector: SteeringVector) -> None:
+    pairs = [ContrastPair(f"say {i}: >", f" good{i}", f" bad{i}") for i in range(3)]
+    options = {"pairs": pairs, "texts": TEXTS, "choices": QUESTIONS, "strengths": [1.0], "n_random": 0}
+    report = steering_experiment(model, vector, **options, where=Where(after=">"))
+    whole = steering_experiment(model, vector, **options)
+    damage = [each.damage.drop(columns=["direction", "kind"]) for each in (report, whole)]
+    pd.testing.assert_frame_equal(*damage)
+    assert damage[0]["kl_mean"].iloc[-1] > 0
+    with pytest.raises(ValueError, match="sorted into batches"):
+        steering_experiment(model, vector, **options, where=Where(rows=[0]))
+
+
+def test_directions_that_are_no_steering_vector_are_kept_and_told_apart(
+    model: HookedTransformer, vector: SteeringVector, tmp_path: Path
+) -> None:
+    here, there = (Target(f"blocks.{layer}.hook_resid_post", vector.direction, 1.0, 2.0) for layer in (0, 1))
+    options = {"pairs": PAIRS[5:], "strengths": [0.5], "n_random": 2}
+    plans = [experiment_plan(model, each, **options) for each in (here, there, [here, there])]
+    assert len({plan.key(plan.settings[1]) for plan in plans}) == 3
+    report = steering_experiment(model, [here, there], **options)
+    again = steering_experiment_again(report.save(tmp_path / "r.json"), model)
+    pd.testing.assert_frame_equal(again.effects, report.effects)
+
+
+def test_ablation_goes_the_other_way(model: HookedTransformer, vector: SteeringVector) -> None:
+    report = steering_experiment(model, vector, pairs=PAIRS[5:], kind="ablate", site="writes", n_random=0)
+    own = report.of_vector("preference").iloc[-1]
+    values = report.values.pivot(index="item", columns="strength", values="value")
+    assert own["strength"] == 1.0
+    assert own["wrong_way"] == pytest.approx(float((values[1.0] > values[0.0]).mean()))
+    assert report.card["unit"] == "share"
+
+
+def test_generation_keeps_to_the_batch_size(model: HookedTransformer, vector: SteeringVector) -> None:
+    prompts = ["one", "two", "one", "three", "four"]
+    options = {"strengths": [0.5], "max_new_tokens": 4, "temperature": 1.0, "seed": 2}
+    seen: list[int] = []
+    with model.hooks({"resid_post:0": lambda value, ctx: seen.append(len(value))}):
+        small = steering_experiment(model, vector, prompts, **options, batch_size=2)
+    assert max(seen) == 2
+    pd.testing.assert_frame_equal(small.generations, steering_experiment(model, vector, prompts, **options).generations)
+
+
+def test_a_measure_of_the_same_kind_as_the_pairs_comes_back(model: HookedTransformer, vector: SteeringVector) -> None:
+    other = PairPreference(tuple(PAIRS[5:6]), "other")
+    report = steering_experiment(model, vector, pairs=PAIRS[6:], measure=other, strengths=[0.5], n_random=0)
+    assert steering_experiment_again(report, model).measures == report.measures == ["preference", "other"]
 
 
 def test_covariance_directions_lie_where_activations_vary(model: HookedTransformer, vector: SteeringVector) -> None:
@@ -225,7 +301,7 @@ def test_settings_are_kept_and_read_back(model: HookedTransformer, vector: Steer
 
     plan, memory = experiment_plan(model, vector, ["hello"], **options), Memory()
     for setting in reversed(plan.settings[2:]):  # in any order
-        memory.put(setting, run_setting(model, plan, setting))
+        memory.put(setting, run_setting(plan, setting))
     assert len(memory.held) == len(plan.settings) - 2
     kept = steering_experiment(model, vector, ["hello"], **options, kept=memory)
     plain = steering_experiment(model, vector, ["hello"], **options)

@@ -212,7 +212,7 @@ def test_vectors_that_cannot_be_written(model: HookedTransformer, tmp_path: Path
     refused("no place for the vector", SteeringVector(torch.eye(16)[0], "blocks.1.hook_resid_post", 2.0))
     refused("no place for the vector", SteeringVector(direction, "blocks.9.hook_resid_post", 2.0))
     refused(
-        "those of another model", SteeringVector(direction, vector.site, 2.0, card={"fingerprint": "f", "model": "m"})
+        "fitted on another model", SteeringVector(direction, vector.site, 2.0, card={"fingerprint": "f", "model": "m"})
     )
     refused("give model=", vector, model=None)
     for strength in (0, float("nan"), "1", True):

@@ -19,7 +19,6 @@ from interp.probe import fit_probe
 from interp.probe.labelled import Labelled
 from interp.steering.head_value import HeadVectors, load_head_vectors
 from interp.steering.heads import head_split, head_vectors
-from interp.steering.intervals import grouped_share
 
 N_LAYERS, N_HEADS, D_HEAD = 2, 4, 8
 PLANTED = (1, 2)

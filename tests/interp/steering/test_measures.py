@@ -119,6 +119,32 @@ def test_every_path_sees_the_vector(tiny: HookedTransformer, vector: SteeringVec
         assert np.array_equal(reader.read([Steer(vector, 0.0)], ()), reader.read([], ()))
 
 
+def test_certain_tokens_have_finite_log_odds(tiny: HookedTransformer) -> None:
+    reader = TargetTokens("a", kind="log_odds").prepare(setup_of(tiny))
+    logits = torch.zeros(3, tiny.cfg.d_vocab)
+    logits[:, tiny.to_single_token("a")] = torch.tensor([10.0, 40.0, 90.0])  # p is 1 in fp32 from 25 on
+    found = reader._values(logits.log_softmax(-1).double())
+    expected = torch.tensor([10.0, 40.0, 90.0]) - np.log(tiny.cfg.d_vocab - 1)
+    torch.testing.assert_close(found.float(), expected, atol=1e-3, rtol=1e-4)
+
+
+def test_a_probe_is_told_from_another_of_its_kind() -> None:
+    rng = np.random.default_rng(0)
+    probes = [
+        fit_probe(
+            rng.normal(size=(20, 8)),
+            np.arange(20) % 2,
+            kind="mass_mean",
+            groups="rows",
+            site="blocks.1.hook_resid_post",
+        )
+        for _ in range(2)
+    ]
+    one, other = (ProbeScore(probe).describe() for probe in probes)
+    assert one["hash"] != other["hash"]
+    assert one == ProbeScore(probes[0]).describe()
+
+
 def test_measures_are_written_down_and_made_again() -> None:
     for measure in (PairPreference(PAIRS, "mine"), TargetTokens(["a"], ["b"], "logit", PROMPTS), PhraseRate(["x"])):
         again = measure_of(measure.describe())
@@ -154,7 +180,7 @@ def test_an_instruction_stands_before_the_prompt(tiny: HookedTransformer, monkey
     class Chat:
         chat_template = "x"
 
-        def apply_chat(self, messages: list[dict[str, str]]) -> str:
+        def apply_chat(self, messages: list[dict[str, str]], now: object) -> str:
             return "".join(f"<{each['role']}>{each['content']}" for each in messages)
 
     monkeypatch.setattr(tiny, "tokenizer", Chat())
