@@ -19,6 +19,8 @@ import scipy.fft
 import scipy.sparse
 from jaxtyping import Bool, Float, Int
 
+from interp.bootstrap import wilson_interval
+
 Interval = tuple[float, float]
 """Lower and upper end, 95 %."""
 

@@ -99,7 +99,11 @@ def make(
 @click.option("--texts", help="Other text, whose rise of loss is the damage: a bundled set or a file.")
 @click.option("--n-texts", type=click.IntRange(min=1), default=16, show_default=True, help="Most of these texts.")
 @click.option(
-    "--bound", type=float, default=0.06, show_default=True, help="Most rise of loss of the best cell, nats a token."
+    "--bound",
+    type=click.FloatRange(min=0),
+    default=0.06,
+    show_default=True,
+    help="Most rise of loss of the best cell, nats a token.",
 )
 @click.option(
     "--method",

@@ -17,10 +17,7 @@ from torch import Tensor
 from interp import sites as site_names
 from interp.hooks import HookContext
 from interp.model import ActivationCache, HookedTransformer
-from interp.store import Store
-
-OUTLIER = 10
-"""Times the median norm up to which a token is typical."""
+from interp.store import OUTLIER_FACTOR, Store
 
 
 def typical_rows(
@@ -38,7 +35,7 @@ def typical_rows(
 def norm_bound(norms: Float[Tensor, "*site token"]) -> Float[Tensor, "*site 1"]:
     """The largest norm of a typical token, from the norms of all tokens that are real, not special and not first. Take it over
     all texts at once: a bound of every batch would hang on the batches."""
-    return OUTLIER * norms.median(-1, keepdim=True).values
+    return OUTLIER_FACTOR * norms.median(-1, keepdim=True).values
 
 
 def special_tokens(model: HookedTransformer, ids: Tensor) -> Bool[Tensor, "batch pos"]:

@@ -91,12 +91,20 @@ def run_steer_job(
     inputs = read_inputs(spec)
     with folder.held(resume=resume):
         model = load(spec.model) if model is None else model
-        if spec.site not in (None, WRITES):
-            model.expand_sites(spec.site)  # refuses a word that is no place, before the folder is the job's
+        _refuse_unfit(inputs, model)
         own = {"kind": OWNER_KIND, "job": spec.to_dict(), "inputs": inputs.hash, "model": model.fingerprint}
         jobs.settle_owner(folder, own, HASHES, replace=replace)
         key = artifact.hash_json([FORMAT, own, artifact.provenance()])
         return _finished(folder, key) or _run(folder, inputs, key, model, engine, tell)
+
+
+def _refuse_unfit(inputs: Inputs, model: HookedTransformer) -> None:
+    """ValueError for what does not fit the model, before the folder becomes this job's and another report is moved aside."""
+    if inputs.vector is not None:
+        plan = experiment_plan(model, inputs.vector, **inputs.arguments())
+        plan.steer(plan.base).placed(model)
+    elif inputs.spec.site not in (None, WRITES):
+        model.expand_sites(inputs.spec.site)
 
 
 def _run(

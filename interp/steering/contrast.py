@@ -22,7 +22,7 @@ from torch import Tensor
 from interp import artifact
 from interp.dataset import ContrastPair, Dataset, Example
 from interp.model import HookedTransformer
-from interp.steering.seen import seen_card
+from interp.steering.seen import seen_card, seen_texts_card
 from interp.tokens import Tokenizer, Tokens
 
 TOKENS = ("response_mean", "last", "answer")
@@ -60,7 +60,9 @@ class Contrast:
         if self.n_pairs is not None:
             return {"n_pairs": self.n_pairs, "data_hash": artifact.hash_texts(texts), **self.seen}
         counts = {"n_positive": int(self.labels.sum()), "n_negative": int((self.labels == 0).sum())}
-        return {**counts, "data_hash": artifact.hash_texts([*texts, *map(str, self.labels.tolist())])}
+        groups = self.groups if isinstance(self.groups, list) else None
+        seen = seen_texts_card(self.responses, groups)
+        return {**counts, "data_hash": artifact.hash_texts([*texts, *map(str, self.labels.tolist())]), **seen}
 
     @property
     def default_tokens(self) -> str:

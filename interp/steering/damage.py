@@ -20,6 +20,8 @@ from torch import Tensor
 
 from interp.bootstrap import ratio_interval
 from interp.dataset import Question
+from interp.intervene import Condition, Where
+from interp.intervene.place import part_of
 from interp.model import HookedTransformer
 from interp.model.inputs import refuse_encoder
 from interp.probe.completions import encoded
@@ -55,7 +57,13 @@ class DamageTexts:
     """Texts on which damage is measured; the unsteered model has run over them."""
 
     def __init__(
-        self, model: HookedTransformer, texts: Sequence[str], layers: Sequence[int], part: str, batch_size: int
+        self,
+        model: HookedTransformer,
+        texts: Sequence[str],
+        layers: Sequence[int],
+        where: Any,
+        batch_size: int,
+        when: Condition | None = None,
     ) -> None:
         """Run the texts once.
 
@@ -63,8 +71,10 @@ class DamageTexts:
             model: a decoder with a tokenizer.
             texts: of at least two tokens.
             layers: where steered runs begin.
-            part: the part of a text that is steered; of a text without a prompt everything is `generated`, or `prompt`.
+            where: which tokens are steered. A text has no prompt: all of it counts as `generated`, or as `prompt`. Where
+                positions from the end or a condition need one, its first half is the prompt, and figures are of the rest.
             batch_size: texts in a pass.
+            when: the condition that steering stands under.
         """
         refuse_encoder(model.cfg, "a next-token loss")
         ids = prompt_ids(model, texts)
@@ -73,7 +83,9 @@ class DamageTexts:
             raise ValueError(
                 f"text {short[0]} of the damage texts is a single token, which nothing predicts: remove it"
             )
-        lengths = [1 if part == "generated" else len(row) for row in ids]
+        self.halved = _needs_prompt(where, when)
+        whole = 1 if part_of(where) == "generated" else None
+        lengths = [len(row) // 2 if self.halved else whole or len(row) for row in ids]
         self.layers, self.sheet = list(layers), Sheet(model, ids, lengths, layers, batch_size)
         self._base = [stream[batch.tokens.mask] for batch, stream in self.sheet.runs(self.layers[0])]
         values = sum(map(len, self._base)) * model.cfg.d_vocab
@@ -99,6 +111,7 @@ class DamageTexts:
             # What comes next; wrong only at last positions, which no loss counts.
             targets = batch.tokens.ids.roll(-1, 1)[mask]
             last = place == batch.lengths[row] - 1
+            counted = (place >= batch.prompt_len[row] - 1).cpu().numpy() if self.halved else np.ones(len(row), bool)
             losses, kls = torch.empty(2, len(row), dtype=torch.float64)
             base = iter(self._logp[index] if self._logp is not None else self._fresh(self._base[index]))
             for part, logp in log_probabilities(self.sheet.model, rows):
@@ -107,13 +120,20 @@ class DamageTexts:
                 # A small KL is the difference of large sums.
                 kls[part] = (plain.double().exp() * (plain.double() - logp.double())).sum(1).cpu()
             owner, ends = batch.texts[row.cpu().numpy()], last.cpu().numpy()
-            kl = kls.numpy()
-            np.add.at(found["loss"], owner[~ends], losses.numpy()[~ends])
-            np.add.at(found["n_predicted"], owner[~ends], 1)
-            np.add.at(found["kl"], owner, kl)
-            np.add.at(found["n_positions"], owner, 1)
-            found["kl_last"][owner[ends]] = kl[ends]
+            predicts = counted & ~ends
+            np.add.at(found["loss"], owner[predicts], losses.numpy()[predicts])
+            np.add.at(found["n_predicted"], owner[predicts], 1)
+            np.add.at(found["kl"], owner[counted], kls.numpy()[counted])
+            np.add.at(found["n_positions"], owner[counted], 1)
+            found["kl_last"][owner[ends]] = kls.numpy()[ends]
         return TextDamage(**found)
+
+
+def _needs_prompt(where: Any, when: Condition | None) -> bool:
+    """Whether what is steered hangs on where a prompt ends."""
+    place = where if isinstance(where, Where) else Where(where)
+    from_end = any(position < 0 for position in place.positions or ())
+    return from_end or (when is not None and when.over != "token" and place.part == "generated")
 
 
 def damage_figures(now: TextDamage, base: TextDamage, seed: int) -> dict[str, float | int]:

@@ -26,6 +26,7 @@ from interp.probe.completions import common_prefix
 from interp.steering import figures
 from interp.steering.damage import choice_figures, damage_figures
 from interp.steering.fields import VECTOR
+from interp.steering.measures import ProbeScore
 from interp.steering.plan import (
     NEUTRAL,
     ExperimentPlan,
@@ -110,7 +111,7 @@ def steering_experiment(
         n_random=n_random, random_strengths=random_strengths, kind=kind, where=where, unit=unit, site=site, when=when,
         instruction=instruction, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, batch_size=batch_size,
     )  # fmt: skip
-    refuse_seen(getattr(vector, "card", {}), plan.pairs)
+    refuse_seen(getattr(vector, "card", {}), plan.pairs_read)
     found: dict[Setting, SettingResult] = {}
     for done, setting in enumerate(plan.settings):
         result = None if kept is None else kept.get(setting)
@@ -191,6 +192,7 @@ def assembled(plan: ExperimentPlan, found: Mapping[Setting, SettingResult]) -> S
         model=plan.model.cfg.name, fingerprint=plan.model.fingerprint, vector=getattr(plan.vector, "card", {}),
         sites=[target.place for target in targets_of(plan.vector)], site=targets_of(plan.vector)[0].site, unit=unit_of(plan),
         kind=plan.options["kind"], where=plan.inputs["options"]["where"], n_pairs=len(plan.pairs), n_texts=len(plan.texts),
+        notes=_notes(plan, found),
         n_choices=len(plan.choices), n_random=plan.n_random if plan.measures or plan.texts else 0, seed=plan.seed,
     )  # fmt: skip
     return SteeringReport(
@@ -201,6 +203,28 @@ def assembled(plan: ExperimentPlan, found: Mapping[Setting, SettingResult]) -> S
         card=card,
         inputs=plan.inputs,
     )
+
+
+def _notes(plan: ExperimentPlan, found: Mapping[Setting, SettingResult]) -> list[str]:
+    """What a reader must know beside the figures."""
+    steered = {target.site for target in targets_of(plan.vector)}
+    notes = [
+        f"The probe of {each.name!r} reads a site that is steered, so it sees the push itself, and random directions are "
+        "orthogonal to it by construction."
+        for each in plan.measures
+        if isinstance(each, ProbeScore) and set(plan.model.expand_sites(each.probe.site)) & steered
+    ]
+    own = [result for setting, result in found.items() if setting.kind == "vector" and setting.strength]
+    if "when" in plan.options and any(each.damage is not None and not each.damage.kl.any() for each in own):
+        notes.append(
+            "The condition held on none of the damage texts: their figures say nothing of what steering breaks."
+        )
+    return notes
+
+
+def item_groups(items: Sequence[tuple[str, str | None]]) -> list[str | None]:
+    """The group of each item: its own, or its prompt, for the same prompt twice is not twice the evidence."""
+    return [group if group is not None else (f"prompt: {prompt}" if prompt else None) for prompt, group in items]
 
 
 def _base(setting: Setting) -> Setting:
@@ -220,7 +244,7 @@ def _effects(plan: ExperimentPlan, found: Mapping[Setting, SettingResult], damag
             **{name: broken[name] for name in ("loss_rise", "kl_last", "kl_mean")},
         }  # fmt: skip
         for measure in plan.measures:
-            groups = [group for _, group in measure.items(plan.prompts)]
+            groups = item_groups(measure.items(plan.prompts))
             told = setting.kind == "instruction"
             change = figures.mean_change(
                 result.values[measure.name], found[_base(setting)].values[measure.name], 1.0 if told else setting.strength,

@@ -30,6 +30,7 @@ from interp.intervene.targets import UNITS, default_unit, targets_of
 from interp.model import HookedTransformer
 from interp.steering.control_file import ControlFile, read_control_file, write_control_file
 from interp.steering.rows import typical_of
+from interp.steering.seen import SEEN
 from interp.steering.vector import SteeringVector, refuse_other_model
 from interp.steering.vectors import SteeringVectors
 from interp.weights.families import FAMILIES
@@ -112,6 +113,7 @@ def load_control_vectors(
     card = {
         "method": "control vector (GGUF)", "file": path.name, "sha256": artifact.sha256_file(path),
         "model_hint": found.hint, "written_from": made_by,
+        **{name: made_by[name] for name in SEEN if name in made_by},
     }  # fmt: skip
     return _vectors(found.rows, "resid_post", model, reference, str(path), card, found.notes.get("layers"))
 

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float64
 from interp import artifact
 from interp.dataset import ContrastPair, Question
 from interp.intervene import Steer, Where
-from interp.intervene.place import described, part_of
+from interp.intervene.place import described
 from interp.intervene.targets import default_unit
 from interp.model import HookedTransformer
 from interp.steering.damage import ChoiceQuestions, DamageTexts, TextDamage
@@ -136,14 +136,14 @@ class ExperimentPlan:
         return found
 
     @property
+    def pairs_read(self) -> list[ContrastPair]:
+        """The pairs of all measures."""
+        return [pair for each in self.measures if isinstance(each, PairPreference) for pair in each.pairs]
+
+    @property
     def base(self) -> Setting:
         """The model as it is."""
         return Setting(VECTOR, "vector", 0.0)
-
-    @property
-    def where_part(self) -> str:
-        """all, prompt or generated."""
-        return part_of(self.options["where"])
 
     def steer(self, setting: Setting) -> Steer:
         """The intervention of a setting."""
@@ -207,8 +207,7 @@ class ExperimentPlan:
     @cached_property
     def randoms(self) -> list[RandomDirections]:
         """The random directions."""
-        pairs = [pair for each in self.measures if isinstance(each, PairPreference) for pair in each.pairs]
-        texts = [pair.prompt + side for pair in pairs for side in (pair.positive, pair.negative)]
+        texts = [pair.prompt + side for pair in self.pairs_read for side in (pair.positive, pair.negative)]
         items = [prompt for measure in self.measures for prompt, _ in measure.items(self.prompts)]
         reading = [*texts, *self.texts, *self.prompts, *items]
         return [each for _, each in random_directions(self.model, self.vector, reading, self.n_random, self.seed)]
@@ -218,7 +217,9 @@ class ExperimentPlan:
         """The damage texts, after their unsteered run."""
         if not self.texts:
             return None
-        return DamageTexts(self.model, self.texts, [self.layer], self.where_part, self.batch_size)
+        return DamageTexts(
+            self.model, self.texts, [self.layer], self.options["where"], self.batch_size, self.options.get("when")
+        )
 
     @cached_property
     def questions(self) -> ChoiceQuestions | None:
@@ -292,16 +293,19 @@ def experiment_plan(
             "model.intervene(Steer(..., kind='clamp')), or take another kind"
         )
     measures = measures_of(measure, pairs)
-    if not prompts and not measures:
-        raise ValueError("give prompts to continue, held-out pairs or another measure, or both")
+    if not (measures or texts or len(choices) or (prompts and max_new_tokens)):
+        raise ValueError("nothing is measured: give pairs or another measure, prompts to continue, texts or choices")
     reading = [each.name for each in measures if each.reads_text]
     if reading and (not prompts or not max_new_tokens):
         raise ValueError(f"the measure {reading[0]!r} reads continuations: give prompts and max_new_tokens")
     pairs_read = [pair for each in measures if isinstance(each, PairPreference) for pair in each.pairs]
-    if instruction is not None and not all(pair.prompt for pair in pairs_read):
-        raise ValueError(
-            "an instruction stands before a prompt, and these pairs have none: give pairs with prompts, or leave instruction out"
-        )
+    if instruction is not None:
+        items = [prompt for measure in measures for prompt, _ in measure.items(prompts)]
+        Framing(model, instruction).refuse_chats([*prompts, *items])
+        if not all(pair.prompt for pair in pairs_read):
+            raise ValueError(
+                "an instruction stands before a prompt, and these pairs have none: give pairs with prompts, or no instruction"
+            )
     options = {"kind": kind, "where": where}
     options |= {name: value for name, value in (("unit", unit), ("site", site), ("when", when)) if value is not None}
     grid = _grid(USUAL.get(kind, STRENGTHS) if strengths is None else strengths)
@@ -362,7 +366,7 @@ def _chunks(prompts: Sequence[str], size: int) -> list[list[int]]:
 
 
 def _texts(name: str, given: Any) -> tuple[str, ...]:
-    several = [given] if isinstance(given, str) else list(given)
+    several = [given] if isinstance(given, str) else list(given or ())
     odd = [each for each in several if not isinstance(each, str) or not each.strip()]
     if odd:
         raise ValueError(f"{name} must be texts with something in them, got {odd[0]!r}")
@@ -381,6 +385,8 @@ def _grid(strengths: Any) -> tuple[float, ...]:
     odd += [each for each in several if each not in odd and not math.isfinite(each)]
     if odd:
         raise ValueError(f"strengths must be finite numbers, got {odd[0]!r}")
+    if not any(several):
+        raise ValueError(f"give at least one strength that is not 0, got {several}")
     return tuple(sorted({0.0, *map(float, several)}))
 
 

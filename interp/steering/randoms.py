@@ -95,6 +95,12 @@ def random_directions(
     """
     targets = targets_of(vector)
     rows = typical_at(model, targets, texts) if n > 1 else [None] * len(targets)
+    least = 2 * (n // 2) + 2
+    if rows[0] is not None and len(rows[0]) < least:
+        raise ValueError(
+            f"{n // 2} random directions with the covariance of activations need at least {least} typical tokens, and these "
+            f"texts have {len(rows[0])}, of which all combinations are nearly the same: give texts=, or n_random=0"
+        )
     found = []
     for index in range(n):
         kind = RANDOM[index % 2]

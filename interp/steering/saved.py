@@ -100,8 +100,14 @@ def experiment_arguments(
     if report.card.get("fingerprint") != model.fingerprint:
         raise ValueError(f"this report is of another model ({report.card.get('model')}), not of {model.cfg.name}")
     options, settings = dict(inputs["options"]), inputs["settings"]
-    if options.pop("when") is not None and when is None:
-        raise ValueError("this experiment steered under a condition, which a report cannot hold: give it again, when=")
+    condition = options.pop("when")
+    if condition != (None if when is None else when.describe()):
+        what = (
+            "which a report cannot hold: give it again, when="
+            if when is None
+            else f"and when= is another one: {condition}"
+        )
+        raise ValueError(f"this experiment steered under a condition, {what}"[:300])
     where = options["where"]
     options["where"] = where if isinstance(where, str) else Where(**where)
     pairs = [ContrastPair(prompt, yes, no, group=group) for prompt, yes, no, group in inputs["pairs"]]

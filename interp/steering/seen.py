@@ -10,6 +10,9 @@ from typing import Any
 from interp import artifact
 from interp.dataset import ContrastPair
 
+SEEN = ("pair_hashes", "text_hashes", "group_hashes")
+"""Keys of a card that say it."""
+
 
 class SharedGroupsWarning(UserWarning):
     """A vector is measured on pairs whose groups it was fitted on."""
@@ -25,17 +28,30 @@ def seen_card(pairs: Iterable[ContrastPair]) -> dict[str, list[str]]:
     }
 
 
+def seen_texts_card(texts: Iterable[str], groups: Iterable[str] | None) -> dict[str, list[str]]:
+    """The same for labelled texts."""
+    hashes = [text_hash(text) for text in texts]
+    return {"text_hashes": hashes, "group_hashes": [artifact.hash_texts([g]) for g in dict.fromkeys(groups or ())]}
+
+
+def text_hash(text: str) -> str:
+    """Of a text, without the spaces around it."""
+    return artifact.hash_texts([text.strip()])[:16]
+
+
 def pair_hash(pair: ContrastPair) -> str:
-    """Of its texts."""
-    return artifact.hash_texts([pair.prompt, pair.positive, pair.negative])[:16]
+    """Of its texts, without the spaces around them."""
+    return artifact.hash_texts([pair.prompt.strip(), pair.positive.strip(), pair.negative.strip()])[:16]
 
 
 def refuse_seen(card: Mapping[str, Any], pairs: Iterable[ContrastPair]) -> None:
-    """ValueError for pairs that the vector of this card was fitted on, a warning for their groups."""
+    """ValueError for pairs that the vector of this card was fitted on, or their texts, a warning for their groups."""
     seen, groups = set(card.get("pair_hashes") or ()), set(card.get("group_hashes") or ())
+    texts = set(card.get("text_hashes") or ())
     pairs = list(pairs)
     for index, pair in enumerate(pairs):
-        if pair_hash(pair) in seen:
+        sides = (text_hash(pair.prompt + side) for side in (pair.positive, pair.negative))
+        if pair_hash(pair) in seen or (texts and any(side in texts for side in sides)):
             raise ValueError(
                 f"pair {index} ({(pair.prompt or pair.positive)!r}) was used to fit the vector: measure on pairs that it has not "
                 "seen, for example by interp.grouped_split"

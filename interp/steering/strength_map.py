@@ -20,7 +20,7 @@ from interp import artifact, plot
 from interp import sites as site_names
 from interp.dataset import ContrastPair
 from interp.intervene import Steer
-from interp.intervene.place import described, part_of
+from interp.intervene.place import described
 from interp.model import HookedTransformer
 from interp.plot import Chart
 from interp.steering import figures
@@ -146,7 +146,7 @@ def steering_map(
     refuse_rows(where)
     layers = [_layer(vector.site) for vector in vectors]
     sheet = preference_sheet(Setup(model, layers[0], (), batch_size), pairs, layers)
-    damage = DamageTexts(model, texts, layers, part_of(where), batch_size) if len(texts) else None
+    damage = DamageTexts(model, texts, layers, where, batch_size) if len(texts) else None
     base, groups = preferences(sheet, layers[0], []), [pair.group for pair in pairs]
     rows, total = [], len(vectors) * len(grid)
     for vector, layer in zip(vectors, layers):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -203,3 +204,12 @@ def test_hashes(tmp_path: Path) -> None:
     assert artifact.hash_texts(["ab", "c"]) != artifact.hash_texts(["a", "bc"]) != artifact.hash_texts(["abc"])
     assert artifact.hash_texts(["a", "b"]) != artifact.hash_texts(["b", "a"])
     assert len(artifact.hash_texts([])) == 32
+
+
+def test_rows_of_a_frame_are_json() -> None:
+    frame = pd.DataFrame({"name": ["a", "b"], "n": [1, 2], "value": [0.5, np.nan], "kept": [True, False]})
+    found = json.loads(json.dumps(artifact.records(frame), allow_nan=False))
+    assert found == [
+        {"name": "a", "n": 1, "value": 0.5, "kept": True},
+        {"name": "b", "n": 2, "value": None, "kept": False},
+    ]

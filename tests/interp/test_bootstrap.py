@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from interp.bootstrap import mean_interval, ratio_interval
+from interp.bootstrap import grouped_interval, grouped_share, mean_interval, ratio_interval, wilson_interval
 
 
 @pytest.mark.parametrize("n", [2, 4, 8, 40])
@@ -49,3 +49,21 @@ def test_lines_with_nan_have_no_interval_and_others_keep_theirs() -> None:
     low, high = mean_interval(values)
     assert np.isnan(low).tolist() == np.isnan(high).tolist() == [False, True]
     assert low[0] == mean_interval(values[0])[0]
+
+
+def test_groups_of_one_size_are_their_means_drawn() -> None:
+    values = np.random.default_rng(0).normal(size=(2, 12))
+    found = grouped_interval(values, np.arange(12) // 3 * 7, seed=4)
+    np.testing.assert_allclose(found, mean_interval(values.reshape(2, 4, 3).mean(2), seed=4))
+
+
+def test_intervals_draw_groups_and_are_never_of_no_width() -> None:
+    groups = np.arange(40) // 4
+    ones, halves, mixed = np.ones(40), np.tile([0.0, 1.0], 20), (groups % 2).astype(float)
+    low, high = grouped_share(np.stack([ones, halves, mixed]), groups)
+    assert list(low[:2] < [1.0, 0.5]) == [True, True]
+    assert high[0] == 1.0
+    assert high[1] > 0.5
+    assert grouped_share(np.array([1.0, 0.0]), np.zeros(2, int)) == pytest.approx(wilson_interval(0.5, 1))
+    # Ten groups that each agree within themselves are ten draws, not forty.
+    assert high[2] - low[2] == pytest.approx(2 * 2.26 * (0.25 / 9) ** 0.5, rel=0.15)

@@ -15,6 +15,7 @@ import interp
 from interp.cli.group import status
 from interp.intervene.writes import write_sites
 from interp.probe import fit_probe
+from interp.sites import short_name
 from interp.steer_job import load_vector
 from interp.steering.report import SteeringReport, load_steering_report
 
@@ -121,15 +122,15 @@ def test_make_reads_labelled_texts_stores_and_probes(
         assert found["sites"] == ["blocks.0.hook_resid_post"]
         assert found["card"]["data"] == source.name
     call = ["make", "tiny", files / "labelled.csv", "--heads", "2", "--out", tmp_path / "v.safetensors"]
-    found = run(capsys, *call)
-    assert len(found["sites"]) == 2
-    assert all(site.endswith("attn.hook_z") for site in found["sites"])
     for words in (call, ["show", tmp_path / "v.safetensors"]):
         assert status(["steer", *map(str, words)]) == 0
         shown = capsys.readouterr().out
         assert "2 of" in shown
         assert "held-out groups" in shown
         assert all(column in shown for column in ("layer", "head", "accuracy"))
+    found = run(capsys, "show", tmp_path / "v.safetensors")
+    assert len(found["sites"]) == 2
+    assert all(site.endswith("attn.hook_z") for site in found["sites"])
     call = [
         "sweep",
         "tiny",
@@ -191,7 +192,7 @@ def test_apply_and_sweep_take_a_place(files: Path, tmp_path: Path, capsys: pytes
     edit = ["--kind", "ablate", "--site", "writes"]
     found = run(capsys, "apply", "tiny", vector, "some text", "--tokens", "4", "--show-applied", *edit)
     model = tiny_model()
-    assert {row["site"] for row in found["applied"]["1"]} == set(write_sites(model))
+    assert {row["site"] for row in found["applied"]["1"]} == set(map(short_name, write_sites(model)))
     with model.intervene(interp.Steer(load_vector(vector), site="writes", kind="ablate")):
         assert found["generations"][1]["text"] == model.generate("some text", 4).text
     words = ["sweep", "tiny", vector, "--prompt", "one", "--tokens", "1", *edit, "--out", tmp_path / "out"]
@@ -238,8 +239,9 @@ def test_map_shows_every_place(files: Path, tmp_path: Path, capsys: pytest.Captu
     assert {row["n"] for row in found["table"]} == {2}  # a part of what make would see
     assert status(["steer", *map(str, words)]) == 0
     assert "It was chosen: measure it on other pairs" in capsys.readouterr().out
-    assert status(["steer", *map(str, words[:-1]), "-100"]) == 0
-    assert "No place to choose: no cell keeps the rise of loss within -100" in capsys.readouterr().out
+    words[words.index("--strengths=0.5")] = "--strengths=-0.5"
+    assert status(["steer", *map(str, words[:-1]), "0"]) == 0
+    assert "No place to choose: no cell keeps the rise of loss within 0" in capsys.readouterr().out
     assert run(capsys, "show", out)["table"] == found["table"]
 
 

@@ -19,9 +19,9 @@ texts = "texts.csv"
 choices = "choices.jsonl"
 prompts = ["The item is", "We saw"]
 strengths = [-0.5, 0.5]
-n_random = 3
+n_random = 2
 instruction = "Be good."
-max_new_tokens = 4
+max_new_tokens = 3
 
 [vector]
 data = "pairs.csv"

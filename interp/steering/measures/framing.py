@@ -3,6 +3,7 @@
 Instructing a model beats most vectors (Wu et al. 2025, AxBench, arXiv 2501.17148), and costs nothing but tokens.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -28,8 +29,18 @@ class Framing:
     """What the user says in the conversation."""
 
     def __post_init__(self) -> None:
-        if not self.instruction.strip():
-            raise ValueError("the instruction is empty: leave it out, or say what the model is to do")
+        if not isinstance(self.instruction, str) or not self.instruction.strip():
+            raise ValueError(f"instruction must say what the model is to do, got {self.instruction!r}")
+
+    def refuse_chats(self, prompts: Sequence[str]) -> None:
+        """ValueError for a prompt that is a conversation already: one within another is no fair comparison."""
+        marks = [] if self.model.tokenizer is None else list(self.model.tokenizer.named_tokens.values())
+        for prompt in prompts:
+            if self._chats and any(mark in prompt for mark in marks):
+                raise ValueError(
+                    f"{prompt[:60]!r} is a conversation already, and an instruction would stand outside it: give plain "
+                    "prompts, or put the instruction into the conversation's system message and measure both prompts"
+                )
 
     @cached_property
     def _chats(self) -> bool:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from interp import artifact
 from interp.dataset import ContrastPair
 from interp.model.inputs import refuse_encoder
 from interp.probe.value import Probe
@@ -113,6 +114,10 @@ class TargetTokens:
             raise ValueError(f"kind={self.kind!r} is unknown; choose from {', '.join(KINDS)}")
         if not self._of(self.tokens):
             raise ValueError("TargetTokens needs at least one token, such as ' good'")
+        for side in (self._of(self.tokens), self._of(self.against)):
+            twice = [token for token in side if side.count(token) > 1]
+            if twice:
+                raise ValueError(f"{twice[0]!r} is named twice: its probability would count twice")
         both = set(self._of(self.tokens)) & set(self._of(self.against))
         if both:
             raise ValueError(f"{sorted(both)[0]!r} stands on both sides: a token cannot be measured against itself")

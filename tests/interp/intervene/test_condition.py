@@ -1,6 +1,7 @@
 """Conditional steering: each row decides for itself, once for its prompt, and alike by every way through the model."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from interp.intervene.steer import SiteEdit, Steer
 from interp.intervene.targets import Target
 from interp.model import HookedTransformer
 from interp.model.inputs import left_padded
+from interp.probe import fit_probe
 from interp.tokens import Tokens
 
 READ, WRITE = "blocks.0.hook_resid_post", "blocks.1.hook_resid_pre"
@@ -276,8 +278,29 @@ def test_describe_is_json() -> None:
     assert json.loads(json.dumps(said)) == said
     assert said["when"] == {
         "reads": "probability", "kind": "logistic", "site": READ, "head": None, "above": None, "below": 0.3, "over": "last",
+        "hash": None,
     }  # fmt: skip
     assert Condition(READ_ALONG, above=0.1).describe()["reads"] == "cosine"
+
+
+def test_describe_tells_what_is_read() -> None:
+    def hash_of(reads: object) -> str | None:
+        return Condition(reads, above=0.1).describe()["hash"]
+
+    assert hash_of(READ_ALONG) == hash_of(replace(READ_ALONG, direction=READ_ALONG.direction.clone()))
+    assert hash_of(READ_ALONG) != hash_of(replace(READ_ALONG, direction=unit(seed=6)))
+    X, y = torch.randn(40, 32, generator=torch.Generator().manual_seed(0)), [0, 1] * 20
+    for kind in ("logistic", "mlp"):
+        probe = fit_probe(X, y, kind, C=0.1, site=READ)
+        assert hash_of(probe) == hash_of(replace(probe, card={}))
+        assert (
+            len(
+                {hash_of(probe), hash_of(replace(probe, bias=probe.bias + 1)), hash_of(replace(probe, slope=2.0)), None}
+            )
+            == 4
+        )
+    other = {name: value + 1 for name, value in probe.tensors.items()}
+    assert hash_of(probe) != hash_of(replace(probe, tensors=other))
 
 
 @pytest.mark.slow

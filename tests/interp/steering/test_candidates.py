@@ -139,6 +139,13 @@ def test_the_test_part_chooses_nothing(found: tuple[HookedTransformer, Candidate
     assert [sum(side) for side in zip(*sizes.values())] == [8, 8]
 
 
+def test_the_units_of_strength_hang_on_no_batch(found: tuple[HookedTransformer, CandidateReport]) -> None:
+    model, report = found
+    again = candidate_direction(model, POSITIVE, NEGATIVE, **{**SOME, "batch_size": 1}).vector
+    assert again.typical_norm == pytest.approx(report.vector.typical_norm, rel=1e-5)
+    assert again.sd == pytest.approx(report.vector.sd, rel=1e-4)
+
+
 def test_an_own_score_and_progress() -> None:
     model = planted_model()
     answer = model.tokenizer.to_single_token(ANSWER)

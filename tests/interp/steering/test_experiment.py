@@ -9,8 +9,8 @@ import pytest
 import torch
 from tiny import tiny_model
 
-from interp.dataset import ContrastPair, Question
-from interp.intervene import Steer, Target, Where
+from interp.dataset import ContrastPair, Example, Question
+from interp.intervene import Condition, Steer, Target, Where
 from interp.model import HookedTransformer
 from interp.steering import SteeringVector, SteeringVectors, load_steering_report
 from interp.steering.experiment import steering_experiment, steering_experiment_again
@@ -154,6 +154,67 @@ def test_directions_that_are_no_steering_vector_are_kept_and_told_apart(
     report = steering_experiment(model, [here, there], **options)
     again = steering_experiment_again(report.save(tmp_path / "r.json"), model)
     pd.testing.assert_frame_equal(again.effects, report.effects)
+
+
+@pytest.mark.parametrize("where", [Where(positions=[-1]), Where("generated", positions=[-1])])
+def test_damage_of_a_place_at_the_prompts_end_is_that_after_it(
+    model: HookedTransformer, vector: SteeringVector, where: Where
+) -> None:
+    """The last token of a text predicts nothing: the first half stands for the prompt."""
+    report = steering_experiment(model, vector, pairs=PAIRS[5:], texts=TEXTS, strengths=[2.0], where=where, n_random=0)
+    rises, kls = [], []
+    for text in TEXTS:
+        ids = model.tokenizer.encode(text)
+        half = len(ids) // 2
+        with torch.no_grad():
+            plain = model(ids, prompt_len=half)[0].double().log_softmax(-1)
+            with model.intervene(Steer(vector, 2.0, where=where)):
+                steered = model(ids, prompt_len=half)[0].double().log_softmax(-1)
+        targets = torch.tensor(ids[half:])[:, None]
+        rises.append((plain[half - 1 : -1].gather(1, targets) - steered[half - 1 : -1].gather(1, targets))[:, 0])
+        kls.append((plain.exp() * (plain - steered)).sum(-1)[half - 1 :])
+    own = report.of_vector("preference").iloc[-1]
+    assert own["loss_rise"] == pytest.approx(float(torch.cat(rises).mean()), abs=1e-5)
+    assert own["kl_mean"] == pytest.approx(float(torch.cat(kls).mean()), abs=1e-5)
+
+
+def test_what_a_reader_must_know_stands_in_the_summary(model: HookedTransformer, vector: SteeringVector) -> None:
+    never = Condition(vector, above=0.999, over="token")
+    report = steering_experiment(model, vector, ["hello"], strengths=[1.0], texts=TEXTS, when=never, n_random=0)
+    assert "held on none of the damage texts" in report.summary()
+    with pytest.raises(ValueError, match="another one"):
+        steering_experiment_again(report, model, when=Condition(-vector, above=0.999, over="token"))
+
+
+def test_the_same_prompt_twice_is_not_twice_the_evidence(model: HookedTransformer, vector: SteeringVector) -> None:
+    thrice = steering_experiment(
+        model,
+        vector,
+        ["hello"] * 3,
+        strengths=[1.0],
+        measure=TargetTokens("a"),
+        texts=TEXTS,
+        n_random=2,
+        max_new_tokens=0,
+    )
+    assert np.isnan(thrice.of_vector("target tokens")["low"].iloc[-1])
+
+
+def test_too_few_tokens_have_no_covariance(model: HookedTransformer, vector: SteeringVector) -> None:
+    with pytest.raises(ValueError, match="give texts"):
+        steering_experiment(model, vector, ["abc"], strengths=[1.0], measure=TargetTokens("a"), max_new_tokens=0)
+
+
+def test_what_was_fitted_on_is_known_by_other_ways_too(model: HookedTransformer, vector: SteeringVector) -> None:
+    seen = PairPreference(tuple(PAIRS[:2]), "mine")
+    with pytest.raises(ValueError, match="was used to fit"):
+        steering_experiment(model, vector, measure=seen, n_random=0)
+    texts = [
+        Example(pair.prompt + side, label) for pair in PAIRS for side, label in ((pair.positive, 1), (pair.negative, 0))
+    ]
+    labelled = steering_vector(texts, model=model, site="resid_post:0", groups="rows")
+    with pytest.raises(ValueError, match="was used to fit"):
+        steering_experiment(model, labelled, pairs=PAIRS[5:], n_random=0)
 
 
 def test_ablation_goes_the_other_way(model: HookedTransformer, vector: SteeringVector) -> None:
@@ -329,7 +390,10 @@ def test_keys_know_what_decides_a_result(model: HookedTransformer, vector: Steer
         ({"strengths": [float("nan")]}, "finite"),
         ({"strengths": ["x"]}, "finite"),
         ({"prompts": [""]}, "with something in them"),
-        ({"prompts": ()}, "give prompts"),
+        ({"prompts": ()}, "nothing is measured"),
+        ({"max_new_tokens": 0}, "nothing is measured"),
+        ({"strengths": [0]}, "not 0"),
+        ({"strengths": []}, "not 0"),
         ({"kind": "clamp"}, "strength 0 is no unsteered run"),
         ({"kind": "push"}, "push"),
         ({"unit": "meters"}, "meters"),
@@ -338,7 +402,7 @@ def test_keys_know_what_decides_a_result(model: HookedTransformer, vector: Steer
         ({"measure": PhraseRate("a"), "max_new_tokens": 0}, "reads continuations"),
         ({"texts": ["x"]}, "single token"),
         ({"choices": ["x"]}, "questions"),
-        ({"instruction": " "}, "instruction is empty"),
+        ({"instruction": " "}, "what the model is to do"),
         ({"batch_size": 0}, "batch_size"),
     ],
 )

@@ -14,6 +14,7 @@ from interp.steering.figures import (
     mean_change,
     random_band,
     repetition,
+    way_of,
     wrong_share,
 )
 
@@ -60,8 +61,20 @@ def test_wrong_way_depends_on_the_sign_of_the_strength() -> None:
     assert math.isnan(mean_change(values, base, 0.0).wrong_way)
 
 
+def test_what_is_taken_out_should_move_values_the_other_way() -> None:
+    base = np.zeros(4)
+    values = np.array([-3.0, -2.0, -1.0, 1.0])
+    out = mean_change(values, base, 1.0, way=way_of("ablate"))
+    assert (out.effect, out.wrong_way) == (-1.25, 0.25)
+    assert mean_change(values, base, 1.0, way=way_of("rotate")).wrong_way == 0.75
+    none = mean_change(values, base, 1.0, way=way_of("piecewise"))
+    assert none.effect == -1.25
+    assert math.isnan(none.wrong_way)
+    assert math.isnan(none.wrong_low)
+
+
 def test_no_wrong_item_of_few_is_not_none_at_all() -> None:
-    share, low, high = wrong_share(np.zeros(10, bool), 10)
+    share, low, high = wrong_share(np.zeros(10, bool))
     assert (share, low) == (0.0, 0.0)
     assert high == pytest.approx(1.96**2 / (10 + 1.96**2), abs=1e-3)
 

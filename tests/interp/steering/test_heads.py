@@ -6,12 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from click.testing import CliRunner
 from planted import MemoryStore, frame_of, paired
 from sklearn.linear_model import LogisticRegression
 from tiny import tiny_model
 from torch import Tensor
 
 import interp
+from interp.cli.steer_files import show_steering
 from interp.dataset import Example
 from interp.intervene import Steer
 from interp.model import HookedTransformer
@@ -100,7 +102,7 @@ def test_theta_sigma_and_norm_by_brute_force() -> None:
         difference = rows[y[fit] == 1].mean(0) - rows[y[fit] == 0].mean(0)
         theta = difference / np.linalg.norm(difference)
         np.testing.assert_allclose(vectors.directions[i], theta, atol=1e-6)
-        assert float(vectors.sd[i]) == pytest.approx(np.std(rows @ theta), rel=1e-5)
+        assert float(vectors.sd[i]) == pytest.approx(np.std(rows @ theta, ddof=1), rel=1e-5)
         assert float(vectors.kept.norm[i]) == pytest.approx(float(torch.tensor(rows).norm(dim=1).median()), rel=1e-5)
         assert float(vectors.targets()[i].raw or 0) == pytest.approx(float(np.linalg.norm(difference)), rel=1e-5)
 
@@ -173,17 +175,6 @@ def test_the_ranking_may_be_that_of_another_kind_of_probe() -> None:
     for head in mixed.heads:
         torch.testing.assert_close(mixed.directions[mixed.heads.index(head)], mean.directions[mean.heads.index(head)])
     assert line.targets()[0].raw is None
-
-
-def test_intervals_draw_groups_and_are_never_of_no_width() -> None:
-    groups = np.arange(40) // 4
-    ones, halves, mixed = np.ones(40), np.tile([0.0, 1.0], 20), (groups % 2).astype(float)
-    low, high = grouped_share(np.stack([ones, halves, mixed]), groups)
-    assert list(low[:2] < [1.0, 0.5]) == [True, True]
-    assert high[0] == 1.0
-    assert high[1] > 0.5
-    # Ten groups that each agree within themselves are ten draws, not forty.
-    assert high[2] - low[2] == pytest.approx(2 * 2.26 * (0.25 / 9) ** 0.5, rel=0.15)
 
 
 # ------------------------------------------------------------------------------------------------------------ steering
@@ -291,6 +282,23 @@ def test_files(fitted: tuple[HookedTransformer, HeadVectors], tmp_path: Path) ->
     assert control.to_frame().empty
     with pytest.raises(ValueError, match="holds no head vectors"):
         HeadVectors.from_dict({"kind": "steering vector"})
+
+
+def test_the_card_to_read(fitted: tuple[HookedTransformer, HeadVectors], tmp_path: Path) -> None:
+    _, vectors = fitted
+    path = vectors.save(tmp_path / "heads.safetensors")
+    text = load_head_vectors(path).card_text()
+    assert text.startswith("HeadVectors(3 heads: ")
+    assert "method: mass_mean" in text
+    assert "3 of 8 heads, by the accuracy of mass_mean" in text
+    table = text.splitlines()[-4:]
+    assert table[0].split()[:3] == ["layer", "head", "accuracy"]
+    assert [tuple(map(int, line.split()[:2])) for line in table[1:]] == list(vectors.heads)
+    control = vectors.random()[0].card_text()
+    assert "method: random directions" in control
+    assert control.splitlines()[-4].split() == ["layer", "head", "sd"]
+    shown = CliRunner().invoke(show_steering, [str(path)])
+    assert (shown.exit_code, shown.output) == (0, text + "\n")
 
 
 def test_the_map_of_heads(fitted: tuple[HookedTransformer, HeadVectors]) -> None:

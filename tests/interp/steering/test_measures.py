@@ -162,6 +162,7 @@ def test_what_is_no_measure() -> None:
     for make, message in (
         (lambda: TargetTokens("a", kind="odds"), "unknown"),
         (lambda: TargetTokens([]), "at least one token"),
+        (lambda: TargetTokens(["a", "a"]), "named twice"),
         (lambda: TargetTokens(["a"], ["a"]), "both sides"),
         (lambda: PairPreference(["x"]), "contrast pairs"),
         (lambda: PhraseRate([" "]), "phrases"),
@@ -187,5 +188,5 @@ def test_an_instruction_stands_before_the_prompt(tiny: HookedTransformer, monkey
     chatting = Framing(tiny, "Be kind.", "Write.")
     assert chatting("Hello") == "<system>Be kind.<user>Write.Hello"
     assert chatting.without("Hello") == "<user>Write.Hello"
-    with pytest.raises(ValueError, match="empty"):
+    with pytest.raises(ValueError, match="what the model is to do"):
         Framing(tiny, " ")

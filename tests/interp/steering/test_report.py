@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 
 from interp import artifact
+from interp.plot.steering import steering_slopes
 from interp.report import Spans
 from interp.steering import page
 from interp.steering.figures import mean_change
@@ -99,6 +101,27 @@ def test_slopes_and_wrong_ways_are_the_planted_ones() -> None:
     assert told["low"] < told["slope"] < told["high"]
 
 
+def test_a_vector_that_is_taken_out_should_lower_the_values() -> None:
+    added = planted(steep=-30.0, n=10, n_wrong=0)
+    out = replace(added, card={**added.card, "kind": "ablate", "unit": "share"})
+    assert added.slopes["wrong"].all()
+    assert not out.slopes["wrong"].any()
+    assert out.steerability["wrong_way"].tolist() == [0.0]
+    assert "at strength +0.2 taking the vector out changes it by -6" in out.summary()
+    assert page.dose(out) == "share taken out"
+    assert "with the vector" in str(steering_slopes(out.slopes).to_dict())
+
+
+def test_what_has_no_way_has_no_wrong_way() -> None:
+    report = replace(planted(), card={"model": "tiny", "kind": "piecewise"})
+    report.effects["wrong_way"] = math.nan
+    assert report.slopes["wrong"].isna().all()
+    assert report.steerability[["wrong_way", "wrong_low", "wrong_high"]].isna().to_numpy().all()
+    assert "wrong way" not in report.summary()
+    tables = [table for section in page.sections(report) for table in section.tables]
+    assert not any({"wrong", "wrong_way", "wrong_low"} & set(table.frame) for table in tables)
+
+
 def test_the_band_is_of_the_random_directions_at_each_strength() -> None:
     report = planted()
     assert sorted(report.band["strength"]) == [-0.1, 0.1, 0.2]
@@ -153,7 +176,7 @@ def test_summary_says_effect_band_cost_and_instruction() -> None:
     assert re.search(
         r"19 random directions .* lies outside them, its near end \d+\.\d of their standard deviations", said
     )
-    assert "10% (2% to 40%) of the items move the wrong way" in said
+    assert "10% (0% to 34%) of the items move the wrong way" in said
     assert "The instruction alone changes it by +1.50 (+1.00 to +2.00)" in said
     assert (
         "the loss on other text changes by +0.320 (+0.288 to +0.352) nats a token (random directions: +0.160 to" in said

@@ -13,7 +13,7 @@ from torch import Tensor
 import interp
 from interp import artifact
 from interp.steering.cosines import cosine_table
-from interp.steering.vector import SteeringVector, load_steering_vector
+from interp.steering.vector import SteeringVector, load_steering_vector, refuse_other_model
 from interp.steering.vectors import SteeringVectors, load_steering_vectors
 
 SITE = "blocks.{}.hook_resid_post"
@@ -158,3 +158,11 @@ def test_cosines_stand_beside_those_of_random_directions(tmp_path: Path) -> None
     ):
         with pytest.raises(ValueError, match=words):
             cosine_table(bad, **options)
+
+
+def test_a_card_of_another_model_is_refused() -> None:
+    model = tiny_model()
+    for card in ({}, {"fingerprint": model.fingerprint}):
+        refuse_other_model(card, model)
+    with pytest.raises(ValueError, match=r"the report was measured on another model \(big, fingerprint abc\), not on"):
+        refuse_other_model({"model": "big", "fingerprint": "abc"}, model, "the report was measured")
