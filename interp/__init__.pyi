@@ -229,6 +229,11 @@ from .sae import widened_probe as widened_probe
 from .scan import ScanReport as ScanReport
 from .scan import load_scan_report as load_scan_report
 from .scan import scan_prompt as scan_prompt
+from .steer_job import SteerSpec as SteerSpec
+from .steer_job import load_steer_job_report as load_steer_job_report
+from .steer_job import load_steer_spec as load_steer_spec
+from .steer_job import rerun_steering as rerun_steering
+from .steer_job import run_steer_job as run_steer_job
 from .steering import CandidateReport as CandidateReport
 from .steering import HeadVectors as HeadVectors
 from .steering import OwnMeasure as OwnMeasure

@@ -9,6 +9,7 @@ A vector of several sites is applied at each of them, directions of heads each t
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Real
@@ -31,6 +32,14 @@ USUAL_STRENGTH = {"add": 0.1, "rotate": 0.1, "piecewise": 0.1, "ablate": 1.0}
 """Strength where none is given."""
 WRITES = "writes"
 """As a site: every place that writes to the stream."""
+
+
+MOST = 1e9
+"""Largest strength: its square must fit into a norm."""
+
+
+class OtherModelWarning(UserWarning):
+    """A vector steers another model than the one that it was fitted on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +94,10 @@ class Steer:
         strength = self.strength
         if not isinstance(strength, Real) or isinstance(strength, bool) or not math.isfinite(float(strength)):
             raise ValueError(f"strength must be a finite number, got {strength}")
+        if abs(float(strength)) > MOST:
+            raise ValueError(
+                f"strength={strength:g} is beyond {MOST:g} units, where a norm overflows and every figure is noise"
+            )
         if self.raw and self.unit not in (None, "raw"):
             raise ValueError(f"raw=True is short for unit='raw', and unit={self.unit!r} says something else: give one")
         object.__setattr__(self, "unit", self.unit or ("raw" if self.raw else default_unit(self.vector)))
@@ -154,6 +167,15 @@ class Steer:
 
     def hook_functions(self, model: HookedTransformer) -> list[tuple[str, HookFunction]]:
         """One function at each site, and before them the one that reads the condition."""
+        made_for = (getattr(self.vector, "card", None) or {}).get("model")
+        if made_for not in (None, model.cfg.name):
+            # Not an error: vectors are also carried from a base model to its fine-tuned forms.
+            warnings.warn(
+                f"this vector was fitted on {made_for}, not on {model.cfg.name}: what it means here is not known, and its "
+                "typical norm is not this model's",
+                OtherModelWarning,
+                stacklevel=2,
+            )
         placed = self.placed(model)
         live = None if self.when is None else LiveCondition(self.when, model)
         edits = [(name, SiteEdit(self, targets, live)) for name, targets in placed.items()]

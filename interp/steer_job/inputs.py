@@ -17,7 +17,7 @@ from interp.probe import load_probe
 from interp.steer_job.spec import MeasureSpec, SteerSpec
 from interp.steer_job.vectors import Source, load_vector, read_source
 from interp.steering.measures import Measure, PhraseRate, ProbeScore, TargetTokens, measures_of
-from interp.steering.seen import pair_hash
+from interp.steering.seen import SEEN, was_seen
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +92,8 @@ def unseen_pairs(pairs: Sequence[ContrastPair], card: Mapping[str, Any]) -> tupl
     """
     if not pairs:
         return [], []
-    seen, groups = set(card.get("pair_hashes") or ()), set(card.get("group_hashes") or ())
-    if not seen:
+    groups = set(card.get("group_hashes") or ())
+    if not any(card.get(name) for name in SEEN):
         return list(pairs), [
             "the vector's card does not say which pairs it was fitted on: an effect on pairs that it has seen, or that share "
             "their words, is no finding"
@@ -101,7 +101,7 @@ def unseen_pairs(pairs: Sequence[ContrastPair], card: Mapping[str, Any]) -> tupl
     left = [
         pair
         for pair in pairs
-        if pair_hash(pair) not in seen and (pair.group is None or artifact.hash_texts([pair.group]) not in groups)
+        if not was_seen(card, pair) and (pair.group is None or artifact.hash_texts([pair.group]) not in groups)
     ]
     if not left:
         raise ValueError(

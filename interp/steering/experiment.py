@@ -111,6 +111,11 @@ def steering_experiment(
         n_random=n_random, random_strengths=random_strengths, kind=kind, where=where, unit=unit, site=site, when=when,
         instruction=instruction, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, batch_size=batch_size,
     )  # fmt: skip
+    when_read = None if when is None else when.describe()
+    if kept is not None and when_read is not None and when_read.get("hash") is None:
+        raise ValueError(
+            "what this condition reads has no hash, so that kept results cannot be told from those of another one"
+        )
     refuse_seen(getattr(vector, "card", {}), plan.pairs_read)
     found: dict[Setting, SettingResult] = {}
     for done, setting in enumerate(plan.settings):

@@ -20,14 +20,13 @@ from torch import Tensor
 from interp import sites as site_names
 from interp.intervene import special_tokens
 from interp.intervene.draws import orthogonal_draw
+from interp.intervene.reference import norm_bound
 from interp.intervene.targets import Target, default_unit, targets_of
 from interp.model import HookedTransformer
 from interp.steering.fields import RANDOM
 
 MOST_TEXTS, MOST_ROWS = 64, 4096
 """Texts and rows that the covariance comes from."""
-OUTLIER = 10
-"""Times the median norm, over which a token is no typical one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +69,7 @@ def typical_at(
             rows[name].append(cache[name][ordinary].double().cpu())
     joined = {name: torch.cat(each) for name, each in rows.items()}
     norms = torch.stack([each.flatten(1).norm(dim=1) for each in joined.values()])
-    keep = (norms <= OUTLIER * norms.median(1, keepdim=True).values).all(0) if norms.shape[1] else torch.zeros(0).bool()
+    keep = (norms <= norm_bound(norms)).all(0) if norms.shape[1] else torch.zeros(0).bool()
     if int(keep.sum()) < 2:
         raise ValueError("no token of the texts is typical at every steered place: give longer prompts, pairs or texts")
     parts = [joined[each.site] if each.head is None else joined[each.site][:, each.head] for each in targets]
@@ -109,8 +108,7 @@ def random_directions(
             # The same numbers at every layer, and others for every head.
             draw = 0 if target.head is None else 1 + place
             generator = torch.Generator().manual_seed(seed * 1_000_003 + index * 10_007 + draw)
-            direction = target.direction.double().cpu()
-            drawn = orthogonal_draw(direction, own if kind == "covariance" else None, generator)
+            drawn = orthogonal_draw(target.direction.cpu(), own if kind == "covariance" else None, generator)
             parts.append(replace(target, direction=drawn.to(target.direction)))
         found.append((kind, RandomDirections(tuple(parts), default_unit(vector))))
     return found

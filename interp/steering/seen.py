@@ -44,14 +44,18 @@ def pair_hash(pair: ContrastPair) -> str:
     return artifact.hash_texts([pair.prompt.strip(), pair.positive.strip(), pair.negative.strip()])[:16]
 
 
+def was_seen(card: Mapping[str, Any], pair: ContrastPair) -> bool:
+    """Whether the vector of this card was fitted on a pair, or on one of its texts."""
+    texts = set(card.get("text_hashes") or ())
+    sides = (text_hash(pair.prompt + side) for side in (pair.positive, pair.negative))
+    return pair_hash(pair) in (card.get("pair_hashes") or ()) or (bool(texts) and any(side in texts for side in sides))
+
+
 def refuse_seen(card: Mapping[str, Any], pairs: Iterable[ContrastPair]) -> None:
     """ValueError for pairs that the vector of this card was fitted on, or their texts, a warning for their groups."""
-    seen, groups = set(card.get("pair_hashes") or ()), set(card.get("group_hashes") or ())
-    texts = set(card.get("text_hashes") or ())
-    pairs = list(pairs)
+    pairs, groups = list(pairs), set(card.get("group_hashes") or ())
     for index, pair in enumerate(pairs):
-        sides = (text_hash(pair.prompt + side) for side in (pair.positive, pair.negative))
-        if pair_hash(pair) in seen or (texts and any(side in texts for side in sides)):
+        if was_seen(card, pair):
             raise ValueError(
                 f"pair {index} ({(pair.prompt or pair.positive)!r}) was used to fit the vector: measure on pairs that it has not "
                 "seen, for example by interp.grouped_split"

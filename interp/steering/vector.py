@@ -19,6 +19,7 @@ from interp import artifact
 from interp import sites as site_names
 from interp.intervene.targets import Target
 from interp.model import HookedTransformer
+from interp.steering.seen import SEEN
 
 KIND = "steering vector"
 NUMBERS = ("typical_norm", "length", "raw_norm", "sd")
@@ -56,6 +57,8 @@ class SteeringVector:
         norm = float(self.direction.double().norm())
         if not math.isfinite(norm) or abs(norm - 1) > 1e-3:
             raise ValueError(f"a steering vector needs a unit direction; its norm is {norm}")
+        if not math.isfinite(self.length):
+            raise ValueError(f"length must be a finite number, got {self.length}")
         for name in ("typical_norm", "sd"):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
@@ -134,6 +137,11 @@ class SteeringVector:
     def _check_same_site(self, other: "SteeringVector", done: str) -> None:
         if other.site != self.site or other.direction.shape != self.direction.shape:
             raise ValueError(f"vectors of different sites cannot be {done}: {self.site} and {other.site}")
+        models = {str(each.card["fingerprint"])[:12] for each in (self, other) if each.card.get("fingerprint")}
+        if len(models) > 1:
+            raise ValueError(
+                f"vectors of different models cannot be {done}: fingerprints {' and '.join(sorted(models))}"
+            )
 
     # ---------------------------------------------------------------------------------------------------- showing
 
@@ -248,7 +256,7 @@ def refuse_other_model(card: Mapping[str, Any], model: HookedTransformer, made: 
 def kept_of(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the card of a combination keeps of its parts: the model, and the hashes of all that any part was fitted on."""
     kept: dict[str, Any] = {key: cards[0][key] for key in ("model", "fingerprint") if key in cards[0]}
-    for key in ("pair_hashes", "group_hashes"):
+    for key in SEEN:
         found = list(dict.fromkeys(each for card in cards for each in card.get(key, ())))
         kept |= {key: found} if found else {}
     return kept

@@ -8,8 +8,8 @@ from interp.steering.fields import RANDOM, VECTOR, SteeringTables
 
 ENOUGH = 19
 """Random directions that make p = .05 possible."""
-COSTS = ("loss_rise", "kl_mean", "kl_last", "accuracy", "distinct_2", "repetition")
-"""Damage that is told; any of them counts as measured."""
+COSTS = ("loss_rise", "kl_mean", "kl_last", "accuracy")
+"""Damage on other text or questions; any of them counts as measured. What is written by the way does not."""
 
 
 def summary_text(report: SteeringTables) -> str:
@@ -49,11 +49,16 @@ def measure_text(report: SteeringTables, measure: str) -> str:
     wrong = slopes.loc[slopes["measure"] == measure].dropna(subset=["wrong_way"]).to_dict("records")
     if wrong:
         ends = f"{wrong[0]['wrong_low']:.0%} to {wrong[0]['wrong_high']:.0%}"
-        said.append(f"{wrong[0]['wrong_way']:.0%} ({ends}) of the items move the wrong way.")
+        several = sum(value != 0 for value in report.of_vector(measure)["strength"].tolist()) > 1
+        there = f"{own['wrong_way']:.0%} of the items move the wrong way there; over the whole grid, by their slopes, "
+        rest = f"{wrong[0]['wrong_way']:.0%} ({ends})"
+        said.append(f"{there}{rest} do." if several else f"{rest} of the items move the wrong way.")
     elif not math.isnan(own["wrong_way"]):
         said.append(f"{own['wrong_way']:.0%} of the items move the wrong way.")
     for told in report.of_instruction(measure).to_dict("records"):
-        said.append(f"The instruction alone changes it by {_interval(told)}.")
+        said.append(
+            f"The instruction in its place changes it by {_interval(told)}, against the same context without it."
+        )
     return " ".join(said)
 
 
@@ -73,7 +78,7 @@ def _rows_at(frame: Any, measure: str, strength: float) -> list[dict[Any, Any]]:
 
 def _band_text(own: Mapping[Any, Any], band: Mapping[Any, Any]) -> str:
     if math.isnan(own["low"]):
-        place = "a single item has no interval to hold against them"
+        place = "a single item or group has no interval to hold against them"
     elif inside(own, band):
         place = "the interval reaches into them, so a push of this size in any direction may do as much"
     else:
@@ -128,7 +133,8 @@ def _beside(random: list[dict[Any, Any]], name: str, form: str) -> str:
 
 
 def warnings_of(report: SteeringTables) -> Iterator[str]:
-    """Reasons not to believe the figures as they stand."""
+    """Reasons not to believe the figures as they stand; those that the card notes first."""
+    yield from report.card.get("notes", ())
     n_random = len(set(report.effects.loc[report.effects["kind"].isin(RANDOM), "direction"]))
     if report.measures and not n_random:
         yield f"No random directions stand beside the vector, and p = .05 needs {ENOUGH}."

@@ -11,11 +11,12 @@ from torch import Tensor
 from interp.hooks import HookContext
 from interp.intervene.ablate import Ablate
 from interp.intervene.place import Where
-from interp.intervene.steer import SiteEdit, Steer
+from interp.intervene.steer import OtherModelWarning, SiteEdit, Steer
 from interp.intervene.targets import Target, targets_of
 from interp.intervene.writes import write_sites
 from interp.model import HookedTransformer
 from interp.model.inputs import left_padded
+from interp.steering import SteeringVector
 from interp.tokens import Tokens
 
 TEXT = "hello there"
@@ -455,3 +456,12 @@ def test_functions_say_what_they_steer(llama: HookedTransformer) -> None:
     assert isinstance(edit, SiteEdit)
     assert (name, edit.targets[0].place, edit.last_condition) == (SITE, "resid_post:0", None)
     torch.testing.assert_close(edit(value, seen[0]), value + 5.0 * unit())
+
+
+def test_a_vector_of_another_model_is_warned_of_and_a_huge_one_refused(tiny: HookedTransformer) -> None:
+    direction = torch.ones(32) / 32**0.5
+    foreign = SteeringVector(direction, "blocks.0.hook_resid_post", 5.0, card={"model": "another"})
+    with pytest.warns(OtherModelWarning, match="fitted on another"), tiny.intervene(Steer(foreign, 0.1)):
+        tiny("hello")
+    with pytest.raises(ValueError, match="beyond"):
+        Steer(foreign, 1e30)

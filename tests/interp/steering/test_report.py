@@ -176,8 +176,8 @@ def test_summary_says_effect_band_cost_and_instruction() -> None:
     assert re.search(
         r"19 random directions .* lies outside them, its near end \d+\.\d of their standard deviations", said
     )
-    assert "10% (0% to 34%) of the items move the wrong way" in said
-    assert "The instruction alone changes it by +1.50 (+1.00 to +2.00)" in said
+    assert "10% of the items move the wrong way there; over the whole grid, by their slopes, 10% (0% to 34%) do" in said
+    assert "The instruction in its place changes it by +1.50 (+1.00 to +2.00), against the same context" in said
     assert (
         "the loss on other text changes by +0.320 (+0.288 to +0.352) nats a token (random directions: +0.160 to" in said
     )
