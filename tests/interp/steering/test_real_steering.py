@@ -38,7 +38,7 @@ def test_a_concept_steers_beyond_any_push_of_its_size(smollm: Any, concept: str,
     assert not words[0] & words[2]
     vector = steering_vector(fit, model=smollm, site="resid_post:16")
     report = steering_experiment(
-        smollm, vector, ["The new restaurant in our street is"], strengths=[strength], pairs=held[::2], texts=texts()[:2],
+        smollm, vector, ["The new restaurant in our street is"], strengths=[strength], pairs=held, texts=texts()[:2],
         instruction=INSTRUCTIONS[concept], max_new_tokens=20,
     )  # fmt: skip
     own, band = report.of_vector("preference").iloc[-1], report.band.iloc[0]
