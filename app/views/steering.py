@@ -48,7 +48,7 @@ def damage(report: SteeringReport) -> None:
     """Damage over strength."""
     what = "What each strength costs. Random directions of the same length cost something too, and stand beside it."
     with figure.card("steering_damage", "Damage", what) as card:
-        card.chart(steering_damage(report.damage), report.damage, code=f"{CODE}report.damage\n")
+        card.chart(steering_damage(report.damage, columns=1), report.damage, code=f"{CODE}report.damage\n")
 
 
 def side_by_side(texts: pd.DataFrame) -> None:

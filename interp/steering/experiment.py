@@ -190,8 +190,6 @@ def refuse_blind(plan: ExperimentPlan, setting: Setting, result: SettingResult, 
 
 def assembled(plan: ExperimentPlan, found: Mapping[Setting, SettingResult]) -> SteeringReport:
     """The report of an experiment whose settings have all run."""
-    for setting, result in found.items():
-        refuse_blind(plan, setting, result, found[plan.base])
     damage = _damage(plan, found)
     card = artifact.provenance(
         model=plan.model.cfg.name, fingerprint=plan.model.fingerprint, vector=getattr(plan.vector, "card", {}),
