@@ -6,7 +6,7 @@ A steering vector is one target, vectors of several layers are one for each, and
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float
@@ -114,6 +114,22 @@ class Directions(Protocol):
     def targets(self) -> Sequence[Target]:
         """One for each place."""
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class TargetSet:
+    """Directions at several places that are no steering vector: a latent's as a report keeps it, random ones."""
+
+    parts: tuple[Target, ...]
+    """One for each place."""
+    unit: str = "norm"
+    """What a strength is counted in where nobody says."""
+    card: dict[str, Any] = field(default_factory=dict)
+    """Provenance, where there was one."""
+
+    def targets(self) -> Sequence[Target]:
+        """The places."""
+        return self.parts
 
 
 def targets_of(vector: object) -> tuple[Target, ...]:

@@ -18,13 +18,13 @@ from interp import artifact
 from interp.dataset import ContrastPair, Question
 from interp.intervene import Steer, Where
 from interp.intervene.place import described
-from interp.intervene.targets import default_unit
+from interp.intervene.targets import TargetSet, default_unit
 from interp.model import HookedTransformer
 from interp.steering.damage import ChoiceQuestions, DamageTexts, TextDamage
 from interp.steering.fields import INSTRUCTION, RANDOM, VECTOR
 from interp.steering.measures import Framing, Measure, PairPreference, Reader, Setup, measures_of
 from interp.steering.measures.base import finite
-from interp.steering.randoms import RandomDirections, random_directions
+from interp.steering.randoms import random_directions
 from interp.steering.runner import first_layer, refuse_rows
 from interp.steering.saved import vector_to_dict
 from interp.steering.vector import refuse_other_model
@@ -205,7 +205,7 @@ class ExperimentPlan:
         return first_layer(self.model, [Steer(self.vector, strength, **self.options)])
 
     @cached_property
-    def randoms(self) -> list[RandomDirections]:
+    def randoms(self) -> list[TargetSet]:
         """The random directions."""
         texts = [pair.prompt + side for pair in self.pairs_read for side in (pair.positive, pair.negative)]
         items = [prompt for measure in self.measures for prompt, _ in measure.items(self.prompts)]

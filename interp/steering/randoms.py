@@ -10,7 +10,7 @@ different places, and are matched head by head.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,25 +21,12 @@ from interp import sites as site_names
 from interp.intervene import special_tokens
 from interp.intervene.draws import orthogonal_draw
 from interp.intervene.reference import norm_bound
-from interp.intervene.targets import Target, default_unit, targets_of
+from interp.intervene.targets import Target, TargetSet, default_unit, targets_of
 from interp.model import HookedTransformer
 from interp.steering.fields import RANDOM
 
 MOST_TEXTS, MOST_ROWS = 64, 4096
 """Texts and rows that the covariance comes from."""
-
-
-@dataclass(frozen=True, eq=False)
-class RandomDirections:
-    """One direction at each place of a vector, for `Steer`."""
-
-    parts: tuple[Target, ...]
-    unit: str = "norm"
-    """What a strength is counted in where nobody says, as of the vector."""
-
-    def targets(self) -> Sequence[Target]:
-        """The places."""
-        return self.parts
 
 
 @torch.inference_mode()
@@ -79,7 +66,7 @@ def typical_at(
 
 def random_directions(
     model: HookedTransformer, vector: Any, texts: Sequence[str], n: int, seed: int
-) -> list[tuple[str, RandomDirections]]:
+) -> list[tuple[str, TargetSet]]:
     """n controls (kind, directions), in turn isotropic and with the covariance of typical activations of the texts.
 
     Args:
@@ -110,5 +97,5 @@ def random_directions(
             generator = torch.Generator().manual_seed(seed * 1_000_003 + index * 10_007 + draw)
             drawn = orthogonal_draw(target.direction.cpu(), own if kind == "covariance" else None, generator)
             parts.append(replace(target, direction=drawn.to(target.direction)))
-        found.append((kind, RandomDirections(tuple(parts), default_unit(vector))))
+        found.append((kind, TargetSet(tuple(parts), default_unit(vector))))
     return found

@@ -1,41 +1,24 @@
 """Experiments and vectors from what a report wrote down."""
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from interp.dataset import ContrastPair, Question
 from interp.intervene import Where
-from interp.intervene.targets import Target, default_unit, targets_of
+from interp.intervene.targets import Target, TargetSet, default_unit, targets_of
 from interp.model import HookedTransformer
 from interp.steering.head_value import HeadVectors
 from interp.steering.measures import measure_of, measures_of
 from interp.steering.measures.passes import PREFERENCE
 from interp.steering.report import SteeringReport, load_steering_report
-from interp.steering.vector import SteeringVector
+from interp.steering.vector import SteeringVector, refuse_other_model
 from interp.steering.vectors import SteeringVectors
 
 TARGETS = "targets"
 READERS = {"steering vector": SteeringVector, "steering vectors": SteeringVectors, "head vectors": HeadVectors}
-
-
-@dataclass(frozen=True, eq=False)
-class TargetSet:
-    """Directions that are no steering vector, such as a latent's, as a report keeps them; for `Steer`."""
-
-    parts: tuple[Target, ...]
-    """One for each place."""
-    unit: str = "norm"
-    """What a strength is counted in where nobody says."""
-    card: dict[str, Any] = field(default_factory=dict)
-    """Provenance, where there was one."""
-
-    def targets(self) -> Sequence[Target]:
-        """The places."""
-        return self.parts
 
 
 def vector_to_dict(vector: Any) -> dict[str, Any]:
@@ -97,8 +80,7 @@ def experiment_arguments(
         raise ValueError(
             "this report does not hold what it was made from, so that it cannot be run again: make a new one"
         )
-    if report.card.get("fingerprint") != model.fingerprint:
-        raise ValueError(f"this report is of another model ({report.card.get('model')}), not of {model.cfg.name}")
+    refuse_other_model(report.card, model, "the report was measured")
     options, settings = dict(inputs["options"]), inputs["settings"]
     condition = options.pop("when")
     if condition != (None if when is None else when.describe()):
