@@ -5,28 +5,28 @@ options are listed and the score is that of the letter; small models then say th
 figure made from it is about noise. So:
 
 1. `score_options` scores each option, by the sum of its tokens' log-probabilities; the mean per token stands beside it,
-   since the sum prefers short options.
+   since the sum prefers short options, and on request what the option gains over its prompt's last line alone (pmi).
 2. `answer_report` gives accuracy with an interval, and says whether the interval lies above chance. Where it does not,
    the format is *not informative*, and calibration or signals computed from it mean nothing.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from interp.calibration import CalibrationReport, Interval, calibration_report, wilson_interval
 from interp.dataset import Question
 from interp.model import HookedTransformer
 from interp.probe.completions import encoded
-from interp.uncertainty.forward import final_stream, right_padded, target_logprobs
+from interp.probe.likelihood import readings, tokenizer_of
+from interp.uncertainty.forward import final_stream
 
 FORMATS = ("text", "letter")
-SCORES = {"sum": "logprob_sum", "mean": "logprob_mean"}
+SCORES = {"sum": "logprob_sum", "mean": "logprob_mean", "pmi": "logprob_bare"}
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -35,6 +35,7 @@ def score_options(
     questions: Sequence[Question],
     *,
     format: str = "text",
+    bare: bool = False,
     batch_size: int = 32,
     progress: Callable[[int, int], None] | None = None,
 ) -> pd.DataFrame:
@@ -43,12 +44,13 @@ def score_options(
     Args:
         questions: prompts with their options; an option continues its prompt, so it usually begins with a space.
         format: "text" scores the option's own text; "letter" lists the options as A, B, ... and scores the letter.
-        batch_size: sequences in a forward pass.
-        progress: called with (sequences done, sequences in all); those of one batch have nearly equal length.
+        bare: also score each option behind the last line of its prompt alone (`Answer:`), for `by="pmi"`.
+        batch_size: most sequences in a forward pass; it does not change the figures.
+        progress: called with (sequences done, sequences in all).
 
     Returns:
         A row per option: question, option (indices), text, format, group, logprob_sum, logprob_mean (nats a token),
-        n_tokens, chosen (largest sum; the first of equals), right (it is the answer).
+        n_tokens, chosen (largest sum; the first of equals), right (it is the answer), and logprob_bare where asked.
 
     The tokens of an option are those after the prompt when both are tokenised together. Where the last token of the
     prompt merges with the beginning of an option, all options of that question are scored from the last token that
@@ -56,7 +58,7 @@ def score_options(
 
     Raises:
         ValueError: no questions, an unknown format, an option without tokens, a sequence longer than the context, NaN
-            logits.
+            logits; `bare` where the last line of a prompt is empty.
     """
     if format not in FORMATS:
         raise ValueError(f"format must be 'text' or 'letter', got {format!r}")
@@ -64,37 +66,29 @@ def score_options(
         raise ValueError("there are no questions to score")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    if model.tokenizer is None:
-        raise ValueError("this model has no tokenizer; load it with one")
-    inputs: list[list[int]] = []
-    options: list[_Option] = []
-    for index, question in enumerate(questions):
-        prompt, texts = (question.prompt, question.options) if format == "text" else _lettered(question, index)
-        try:
-            sequences, start = encoded(model.tokenizer, prompt, texts)
-        except ValueError as error:
-            raise ValueError(f"question {index}: {error}") from None
-        options += sorted(_shared_inputs(index, sequences, start, inputs), key=lambda each: each.option)
-    logprobs = _logprobs(model, inputs, options, batch_size, progress)
+    asked = [
+        (question.prompt, question.options) if format == "text" else _lettered(question, index)
+        for index, question in enumerate(questions)
+    ]
+    total, n_tokens = _scores(model, asked, batch_size, progress)
+    place = [(index, option) for index, (_, options) in enumerate(asked) for option in range(len(options))]
     frame = pd.DataFrame(
         {
-            "question": [option.question for option in options],
-            "option": [option.option for option in options],
-            "text": [questions[option.question].options[option.option] for option in options],
+            "question": [question for question, _ in place],
+            "option": [option for _, option in place],
+            "text": [questions[question].options[option] for question, option in place],
             "format": format,
-            "group": [questions[option.question].group for option in options],
-            "logprob_sum": [float(logprob.sum()) for logprob in logprobs],
-            "logprob_mean": [float(logprob.mean()) for logprob in logprobs],
-            "n_tokens": [len(logprob) for logprob in logprobs],
+            "group": [questions[question].group for question, _ in place],
+            "logprob_sum": total,
+            "logprob_mean": total / n_tokens,
+            "n_tokens": n_tokens,
         }
     )
-    best: dict[int, int] = {}
-    for place, option in enumerate(options):
-        leader = best.setdefault(option.question, place)
-        if logprobs[place].sum() > logprobs[leader].sum():
-            best[option.question] = place
-    frame["chosen"] = [best[option.question] == place for place, option in enumerate(options)]
-    frame["right"] = [questions[option.question].answer == option.option for option in options]
+    best = frame.groupby("question")["logprob_sum"].idxmax()  # the first of equals
+    frame["chosen"] = np.isin(np.arange(len(frame)), best.to_numpy())
+    frame["right"] = [questions[question].answer == option for question, option in place]
+    if bare:
+        frame["logprob_bare"] = _scores(model, [(_last_line(p, i), o) for i, (p, o) in enumerate(asked)], batch_size)[0]
     return frame
 
 
@@ -105,7 +99,7 @@ class AnswerReport:
     format: str
     """How the options were put: text or letter."""
     by: str
-    """What chose: the sum of log-probabilities, or their mean per token."""
+    """What chose: the sum of log-probabilities, their mean per token, or the pmi."""
     n: int
     """Questions."""
     accuracy: float
@@ -168,17 +162,21 @@ def answer_report(
 
     Args:
         frame: the rows of one format.
-        by: "sum" or "mean" of the option's log-probabilities.
+        by: "sum" or "mean" of the option's log-probabilities; "pmi" is the sum less that of the option behind the last
+            line of its prompt alone, which takes out how probable its text is (Holtzman et al. 2021, arXiv 2104.08315).
         n_bins, n_boot, n_null, seed: as in `calibration_report`.
 
     Raises:
         ValueError: missing columns, several formats, a question without exactly one right option.
     """
     if by not in SCORES:
-        raise ValueError(f"by must be 'sum' or 'mean', got {by!r}")
+        raise ValueError(f"by must be 'sum', 'mean' or 'pmi', got {by!r}")
     missing = {"question", "option", "format", "group", "right", SCORES[by]} - set(frame.columns)
     if missing or not len(frame):
-        raise ValueError(f"expected the rows that score_options gives; missing are {sorted(missing) or 'all rows'}")
+        mend = "; the pmi needs score_options(bare=True)" if missing == {"logprob_bare"} else ""
+        raise ValueError(
+            f"expected the rows that score_options gives; missing are {sorted(missing) or 'all rows'}{mend}"
+        )
     formats = sorted(set(frame["format"]))
     if len(formats) != 1:
         raise ValueError(f"one format at a time: the frame holds {formats}")
@@ -188,6 +186,8 @@ def answer_report(
         if n_right != 1:
             raise ValueError(f"question {question} has {n_right} right options: it needs exactly one")
         scores = options[SCORES[by]].to_numpy(dtype=float)
+        if by == "pmi":
+            scores = options["logprob_sum"].to_numpy(dtype=float) - scores
         best = int(scores.argmax())
         choice, confidence = options.iloc[best], float(1 / np.exp(scores - scores[best]).sum())
         rows.append((question, choice["group"], int(choice["option"]), confidence, bool(choice["right"])))
@@ -231,18 +231,6 @@ def accuracy_interval(right: Bool[np.ndarray, " question"], groups: Sequence[Any
 # ------------------------------------------------------------------------------------------------------------ scoring
 
 
-@dataclass(frozen=True)
-class _Option:
-    question: int
-    option: int
-    input: int
-    """Which input sequence holds it."""
-    start: int
-    """Its first token's place in that sequence."""
-    targets: list[int]
-    """Its tokens."""
-
-
 def _lettered(question: Question, index: int) -> tuple[str, tuple[str, ...]]:
     """The prompt with its options listed as A, B, ..., and the letters as options."""
     if len(question.options) > len(LETTERS):
@@ -253,53 +241,36 @@ def _lettered(question: Question, index: int) -> tuple[str, tuple[str, ...]]:
     return f"{stem}{listed}\nAnswer:", tuple(f" {letter}" for letter in letters)
 
 
-def _shared_inputs(
-    question: int, sequences: Sequence[Sequence[int]], start: int, inputs: list[list[int]]
-) -> Iterator[_Option]:
-    """The options of one question; what must be run for them is added to `inputs`.
-
-    The last token of an option is read and never fed, and an input that another one continues needs no pass of its
-    own: options of one token all read the pass of their bare prompt.
-    """
-    own: list[int] = []
-    for option in sorted(range(len(sequences)), key=lambda i: -len(sequences[i])):
-        fed = list(sequences[option][:-1])
-        place = next((i for i in own if inputs[i][: len(fed)] == fed), None)
-        if place is None:
-            place = len(inputs)
-            inputs.append(fed)
-            own.append(place)
-        yield _Option(question, option, place, start, list(sequences[option][start:]))
+def _last_line(prompt: str, index: int) -> str:
+    line = prompt.rpartition("\n")[2]
+    if not line.strip():
+        raise ValueError(
+            f"question {index}: the last line of its prompt is empty, so no option can be scored behind it alone"
+        )
+    return line
 
 
-def _logprobs(
+def _scores(
     model: HookedTransformer,
-    inputs: list[list[int]],
-    options: list[_Option],
+    asked: Sequence[tuple[str, Sequence[str]]],
     batch_size: int,
-    progress: Callable[[int, int], None] | None,
-) -> list[Float[np.ndarray, " token"]]:
-    """Log-probabilities of each option's tokens, nats."""
-    wanted: dict[int, list[int]] = {}
-    for index, option in enumerate(options):
-        wanted.setdefault(option.input, []).append(index)
-    found: list[np.ndarray] = [np.empty(0)] * len(options)
-    by_length = sorted(range(len(inputs)), key=lambda i: len(inputs[i]))  # little padding
-    for begin in range(0, len(by_length), batch_size):
-        batch = by_length[begin : begin + batch_size]
-        stream = final_stream(model, right_padded(model, [inputs[i] for i in batch]))
-        served = [(row, index) for row, i in enumerate(batch) for index in wanted[i]]
-        parts = [
-            stream[row, options[index].start - 1 : options[index].start - 1 + len(options[index].targets)]
-            for row, index in served
-        ]
-        targets = torch.tensor([token for _, index in served for token in options[index].targets])
-        logprobs = target_logprobs(model, torch.cat(parts), targets).numpy()
-        ends = np.cumsum([len(options[index].targets) for _, index in served])
-        for (_, index), values in zip(served, np.split(logprobs, ends[:-1])):
-            found[index] = values
-        if np.isnan(logprobs).any():
-            raise ValueError("the model gives NaN logits for these questions: look for NaN in its weights or hooks")
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Float[np.ndarray, " option"], Int[np.ndarray, " option"]]:
+    """Sum of the log-probabilities of each option's tokens, nats, and how many they are. Prompts are run once."""
+    tokenizer = tokenizer_of(model)
+    sequences: list[list[int]] = []
+    starts: list[int] = []
+    for index, (prompt, options) in enumerate(asked):
+        try:
+            found, start = encoded(tokenizer, prompt, options)
+        except ValueError as error:
+            raise ValueError(f"question {index}: {error}") from None
+        sequences += found
+        starts += [start] * len(found)
+    total, done = np.zeros(len(sequences)), 0
+    for reading in readings(model, sequences, starts, max_texts=batch_size):
+        total += reading.sums(model, final_stream(model, reading.tokens)[None], len(sequences))[0]
+        done += len(np.unique(reading.owners))
         if progress is not None:
-            progress(begin + len(batch), len(inputs))
-    return found
+            progress(done, len(sequences))
+    return total, np.array([len(ids) for ids in sequences]) - starts

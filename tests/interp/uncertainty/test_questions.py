@@ -104,7 +104,7 @@ def test_progress_is_told_and_nan_is_refused() -> None:
     model = tiny_model()
     told: list[tuple[int, int]] = []
     score_options(model, QUESTIONS[1:2], batch_size=1, progress=lambda done, total: told.append((done, total)))
-    assert told == [(1, 1)]  # " 4" and " 5" read one pass
+    assert told == [(2, 2)]  # " 4" and " 5" read one pass
     with torch.no_grad():
         model.embed.weight[65] = torch.nan
     with pytest.raises(ValueError, match="NaN logits"):
@@ -225,3 +225,19 @@ def test_the_real_model_knows_capitals_by_text_and_not_by_letter(smollm: HookedT
     assert by_text.informative
     assert not by_letter.informative
     assert torch.is_grad_enabled()
+
+
+def test_pmi_takes_out_how_probable_an_option_is_anyway(tiny: HookedTransformer) -> None:
+    frame = score_options(tiny, QUESTIONS, bare=True)
+    for row in frame.to_dict("records"):
+        bare, _ = written_out(tiny, "A:", QUESTIONS[row["question"]].options[row["option"]])
+        assert row["logprob_bare"] == pytest.approx(bare, abs=2e-4)
+    # A model that prefers one option whatever is asked: by its text it always wins, by pmi no option gains anything.
+    blind = frame.assign(logprob_sum=frame["logprob_bare"])
+    report = answer_report(blind, by="pmi", n_boot=0, n_null=0)
+    sizes = [len(question.options) for question in QUESTIONS]
+    assert report.choices["confidence"].tolist() == pytest.approx([1 / size for size in sizes])
+    with pytest.raises(ValueError, match="bare=True"):
+        answer_report(frame.drop(columns="logprob_bare"), by="pmi")
+    with pytest.raises(ValueError, match="last line"):
+        score_options(tiny, [Question("A:\n", (" b", " c"), 0)], bare=True)
