@@ -14,7 +14,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from recipes import cards, compounds, contrast, corpus, likelihood, questions, spanish, statements
+from recipes import (
+    cards,
+    compounds,
+    contrast,
+    corpus,
+    evidence,
+    likelihood,
+    paraphrases,
+    questions,
+    spanish,
+    statements,
+)
 from recipes.topics import TOPICS
 
 from interp.artifact import atomic_write
@@ -90,7 +101,9 @@ def recipes() -> dict[str, Callable[[], Made]]:
                 "Small words (I, of, contractions) differ between the registers, on families never seen as well.",
             ],
         ),
+        paraphrases.NAME: _paraphrases,
         "questions": _questions,
+        "evidence": _evidence,
         "python_docs": _corpus,
     }
 
@@ -107,9 +120,19 @@ def _pairs(title: str, rows: Sequence[Row], traps: Sequence[str]) -> Made:
     return {"pairs.jsonl": _jsonl(rows)}, cards.pairs_card(title, rows, traps)
 
 
+def _paraphrases() -> Made:
+    rows = paraphrases.paraphrases()
+    return {"pairs.jsonl": _jsonl(rows)}, paraphrases.card(rows)
+
+
 def _questions() -> Made:
     rows = questions.questions()
     return {"questions.jsonl": _jsonl(rows)}, cards.questions_card(rows)
+
+
+def _evidence() -> Made:
+    rows = evidence.evidence()
+    return {"corpus.jsonl": _jsonl(rows)}, cards.evidence_card(rows)
 
 
 def _corpus() -> Made:

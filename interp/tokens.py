@@ -110,6 +110,9 @@ class Tokenizer(Chatting):
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the backend raises a bare Exception
             raise ValueError(f"{path} is not a usable tokenizer.json ({error})") from None
+        # Before its rules are read off an encoding: sentence encoders' files have both switched on.
+        backend.no_padding()
+        backend.no_truncation()
         config_file, template_file = path.parent / "tokenizer_config.json", path.parent / "chat_template.jinja"
         config = artifact.read_json(config_file) if config_file.is_file() else {}
         template = template_file.read_text("utf-8") if template_file.is_file() else config.get("chat_template")

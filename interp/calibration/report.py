@@ -3,14 +3,16 @@
 A binned calibration error is never 0: a perfectly calibrated source with n = 100 and 15 bins has an ECE near 0.11. A
 figure alone says nothing, so the report goes in three steps:
 
-1. Plug-in figures of the rows: ECE over equal-width and equal-mass bins, smooth ECE, Brier score with its parts, NLL,
-   AUROC. None changes with the order of the rows, or when every row is doubled.
+1. Figures of the rows: ECE over equal-width and equal-mass bins and over a swept number of bins, smooth ECE, debiased L2
+   error, Brier score with its parts, NLL, AUROC. All but the debiased one are *plug-in* figures: neither the order of the
+   rows changes them nor doubling every row. The debiased error corrects for n, so doubled rows make it larger.
 2. The *null band*: what the errors would be if the source were calibrated, by drawing y ~ Bernoulli(p) for the very p
    of the data. An error inside its band shows no miscalibration; its upper end is the smallest error that n can show.
 3. The *interval*: a bootstrap over rows, or over groups where rows belong together (the tokens of a document).
 
-Papers: Guo et al. 2017 (ECE), Nixon et al. 2019 (equal mass), Blasiok & Nakkiran 2023 (smooth ECE), Murphy 1973 and
-Stephenson et al. 2008 (the parts of the Brier score). The arithmetic stands in ``figures``.
+Papers: Guo et al. 2017 (ECE), Nixon et al. 2019 (equal mass), Blasiok & Nakkiran 2023 (smooth ECE), Kumar et al. 2019
+(debiased L2), Roelofs et al. 2022 (sweep), Murphy 1973 and Stephenson et al. 2008 (the parts of the Brier score). The
+arithmetic stands in ``figures``.
 """
 
 import dataclasses
@@ -22,14 +24,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from interp import artifact
+from interp.calibration.checked import group_codes, probabilities, vector, zero_one
 from interp.calibration.figures import BIN_COLUMNS, Figures, Interval
 
-REPORT, FORMAT = "calibration_report", 1
+REPORT, FORMAT = "calibration_report", 2
+_ADDED = ("l2_debiased", "ece_sweep", "sweep_bins")
+"""What a report of format 1 does not have."""
+_OLD = "made by an earlier version: l2_debiased and ece_sweep were not computed"
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,17 @@ class CalibrationReport:
     """Blasiok & Nakkiran's: no bins; the bandwidth is its own fixed point, so it equals `smooth_ece_sigma`."""
     smooth_ece_sigma: float
     """Bandwidth of the Gaussian kernel, reflected at 0 and 1."""
+    l2_debiased: float | None
+    """Root mean squared gap over the equal-mass bins, less what sampling puts there, 0 where nothing is left (Kumar et al.).
+
+    The only figure that changes when every row is doubled: the correction is for n independent rows, and doubled rows are
+    not. Its null band is one-sided, its interval is given only where rows stand alone. None where no bin has two rows, and
+    in files of format 1.
+    """
+    ece_sweep: float | None
+    """ECE over as many equal-mass bins as leave the share of y = 1 rising with p (Roelofs et al.); no interval."""
+    sweep_bins: int | None
+    """How many bins those are."""
     brier: float
     brier_parts: BrierParts
     nll: float
@@ -133,7 +147,19 @@ class CalibrationReport:
 
     def to_frame(self) -> pd.DataFrame:
         """A row per figure: figure, value, low, high (interval), null_low, null_high, n, n_groups, n_bins."""
-        figures = ("ece", "ece_mass", "smooth_ece", "mce", "brier", "nll", "auroc", "mean_p", "mean_y")
+        figures = (
+            "ece",
+            "ece_mass",
+            "smooth_ece",
+            "l2_debiased",
+            "ece_sweep",
+            "mce",
+            "brier",
+            "nll",
+            "auroc",
+            "mean_p",
+            "mean_y",
+        )
         rows = []
         for name in figures:
             low, high = self.intervals.get(name, (None, None))
@@ -156,12 +182,14 @@ class CalibrationReport:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "CalibrationReport":
-        """The inverse of `to_dict`.
+        """The inverse of `to_dict`; a report of format 1 lacks two figures, and says so in its notes.
 
         Raises:
             ValueError: missing or unknown keys.
         """
         known = {f.name for f in dataclasses.fields(cls)}
+        if set(values) == known - set(_ADDED):
+            values = {**values, **dict.fromkeys(_ADDED), "notes": [*values["notes"], _OLD]}
         if set(values) != known:
             raise ValueError(f"not a calibration report: missing or unknown keys {sorted(set(values) ^ known)}")
         rest = dict(values)
@@ -183,8 +211,10 @@ class CalibrationReport:
         card = artifact.read_json(path)
         if not isinstance(card, dict) or card.get("kind") != REPORT:
             raise ValueError(f"{path} holds no calibration report")
-        if card.get("format") != FORMAT:
-            raise ValueError(f"{path} has format {card.get('format')!r}, this version reads {FORMAT}: update interp")
+        if card.get("format") not in range(1, FORMAT + 1):
+            raise ValueError(
+                f"{path} has format {card.get('format')!r}, this version reads 1 to {FORMAT}: update interp"
+            )
         return cls.from_dict(card["report"])
 
 
@@ -205,7 +235,7 @@ def calibration_report(
         p_true: [n] probability that y = 1. Give this or `p_top`: they are two different errors on the same data.
         p_top: [n] confidence in the answer that was given.
         y: [n] 0/1 or bool: the label (`p_true`), or whether the answer was right (`p_top`).
-        n_bins: bins of `ece` and `ece_mass`. A bin is [low, high), the last one is closed.
+        n_bins: bins of `ece`, `ece_mass` and `l2_debiased`. A bin is [low, high), the last one is closed.
         groups: [n] which rows belong together (any hashable values); the bootstrap then draws groups. The null band
             takes rows as independent given p.
         n_boot: bootstrap draws; 0 for no intervals.
@@ -219,8 +249,11 @@ def calibration_report(
     if (p_true is None) == (p_top is None):
         raise ValueError("give exactly one of p_true= (probability that y = 1) and p_top= (confidence of the answer)")
     meaning = "p_true" if p_true is not None else "p_top"
-    p = _vector(meaning, p_true if p_true is not None else p_top)
-    outcomes, codes = _checked(meaning, p, _vector("y", y), groups)
+    p = probabilities(meaning, p_true if p_true is not None else p_top)
+    if len(p) != len(outcomes := vector("y", y)):
+        raise ValueError(f"{meaning} has {len(p)} rows and y has {len(outcomes)}: give one y for each probability")
+    right = "y is 1 where the answer was right, else 0" if meaning == "p_top" else "y is the label, 0 or 1"
+    outcomes, codes = zero_one("y", outcomes, len(p), right), group_codes(groups, len(p))
     for name, value, least in (("n_bins", n_bins, 1), ("n_boot", n_boot, 0), ("n_null", n_null, 0)):
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
@@ -228,14 +261,8 @@ def calibration_report(
     point, bins = figures.point(), figures.bins()
     auroc = float(figures.auroc(np.ones((1, len(p))))[0])
     boot_rng, null_rng = np.random.default_rng(seed).spawn(2)
-    n_groups = int(codes.max()) + 1
-    notes = []
-    if math.isnan(auroc):
-        notes.append(f"auroc is None: all {len(p)} values of y are {int(outcomes[0])}, so there is no pair to rank")
-    if n_groups == 1 and n_boot:
-        notes.append("no intervals: there is one group only, so its sampling cannot be seen")
-    if not math.isfinite(point["nll"]):
-        notes.append("nll is infinite: a probability of exactly 0 or 1 was wrong")
+    n_groups, l2 = int(codes.max()) + 1, point.pop("l2_debiased")
+    notes = _notes(figures, auroc, l2, point["nll"], no_intervals=n_groups == 1 and n_boot > 0)
     null_bands = figures.null_bands(n_null, null_rng)
     return CalibrationReport(
         meaning=meaning,
@@ -245,53 +272,28 @@ def calibration_report(
         **point,
         mce=float((bins.confidence - bins.accuracy).abs().max()),
         smooth_ece_sigma=point["smooth_ece"],
+        l2_debiased=None if math.isnan(l2) else l2,
+        sweep_bins=int(figures.sweep(outcomes[None])[1][0]),
         brier_parts=BrierParts(**figures.brier_parts()),
         auroc=None if math.isnan(auroc) else auroc,
         intervals=figures.intervals(codes, n_boot if n_groups > 1 else 0, boot_rng, null_bands),
         null_bands=null_bands,
         bins=bins,
-        notes=tuple(notes),
+        notes=notes,
     )
 
 
-def _vector(name: str, values: Any) -> Float[np.ndarray, " row"]:
-    """Anything array-like of one dimension as float64, NaN and emptiness refused."""
-    if isinstance(values, Tensor):
-        values = values.detach().to("cpu", torch.float64).numpy()
-    try:
-        vector = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be a list, array or tensor of numbers ({error})") from None
-    if vector.ndim != 1 or not len(vector):
-        raise ValueError(f"{name} must be of shape [n] with at least one row, got shape {vector.shape}")
-    bad = np.flatnonzero(np.isnan(vector))
-    if len(bad):
-        raise ValueError(f"{name} is NaN in {len(bad)} of {len(vector)} rows, first in row {bad[0]}: drop those rows")
-    return vector
-
-
-def _checked(
-    meaning: str, p: Float[np.ndarray, " row"], y: Float[np.ndarray, " outcome"], groups: Any
-) -> tuple[Float[np.ndarray, " row"], Int[np.ndarray, " row"]]:
-    """Checked outcomes, and groups as codes 0 .. n_groups - 1 (each row its own where there are none)."""
-    if len(p) != len(y):
-        raise ValueError(f"{meaning} has {len(p)} rows and y has {len(y)}: give one y for each probability")
-    outside = np.flatnonzero((p < 0) | (p > 1))
-    if len(outside):
-        raise ValueError(
-            f"{meaning} must lie in [0, 1], row {outside[0]} is {p[outside[0]]!r}: pass probabilities, not logits or "
-            "percentages (clip what rounding put outside)"
-        )
-    odd = np.flatnonzero((y != 0) & (y != 1))
-    if len(odd):
-        mend = "y is 1 where the answer was right, else 0" if meaning == "p_top" else "y is the label, 0 or 1"
-        raise ValueError(f"y must be 0 or 1, row {odd[0]} is {y[odd[0]]!r}: {mend}")
-    if groups is None:
-        return y, np.arange(len(p))
-    keys = pd.Series(list(groups), dtype=object)
-    if len(keys) != len(p):
-        raise ValueError(f"groups has {len(keys)} entries for {len(p)} rows: give one for each row")
-    codes = pd.factorize(keys)[0].astype(np.int64)
-    if (codes < 0).any():
-        raise ValueError(f"row {int(np.argmin(codes))} has no group: name one, or drop the row")
-    return y, codes
+def _notes(figures: Figures, auroc: float, l2: float, nll: float, *, no_intervals: bool) -> tuple[str, ...]:
+    """What could not be computed, and why."""
+    notes, n, alone = [], len(figures.p), int((figures.mass_n == 1).sum())
+    if math.isnan(auroc):
+        notes.append(f"auroc is None: all {n} values of y are {int(figures.y[0])}, so there is no pair to rank")
+    if no_intervals:
+        notes.append("no intervals: there is one group only, so its sampling cannot be seen")
+    if not math.isfinite(nll):
+        notes.append("nll is infinite: a probability of exactly 0 or 1 was wrong")
+    if math.isnan(l2):
+        notes.append(f"l2_debiased is None: no bin of equal mass has two rows (n = {n}); lower n_bins={figures.n_bins}")
+    elif alone:
+        notes.append(f"l2_debiased leaves out {alone} bins with a single row: lower n_bins={figures.n_bins}")
+    return tuple(notes)

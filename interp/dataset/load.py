@@ -18,7 +18,13 @@ from interp.dataset.group_rule import groups_by_rule
 from interp.dataset.rows import FIXED, Row, column, labels, plain, refuse, rest, strings, unknown
 from interp.dataset.types import ContradictoryLabelsWarning, ContrastPair, Dataset, Example, Question
 
-LOADERS = {"statements": "load_dataset", "corpus": "load_corpus", "pairs": "load_pairs", "questions": "load_questions"}
+LOADERS = {
+    "statements": "load_dataset",
+    "paraphrases": "load_dataset",
+    "corpus": "load_corpus",
+    "pairs": "load_pairs",
+    "questions": "load_questions",
+}
 
 
 def load_dataset(
@@ -52,7 +58,7 @@ def load_dataset(
     Warns:
         ContradictoryLabelsWarning: texts that are the same apart from case and spacing carry both labels.
     """
-    path, card = _locate(name_or_path, ("statements", "corpus"))
+    path, card = _locate(name_or_path, ("statements", "paraphrases", "corpus"))
     where, rows = card["name"], read_rows(path)
     known = list(rows[0])
     if text == "text" and "text" not in known and "statement" in known:
@@ -136,7 +142,7 @@ def read_table(path: str | os.PathLike[str], columns: Sequence[str] = ()) -> pd.
 
 
 def datasets() -> pd.DataFrame:
-    """The bundled sets: name, kind (statements, pairs, questions, corpus), rows, groups, source, licence."""
+    """The bundled sets: name, kind (statements, paraphrases, pairs, questions, corpus), rows, groups, source, licence."""
     columns = ["name", "kind", "rows", "groups", "source", "licence"]
     return pd.DataFrame([[card[name] for name in columns] for card in bundled_cards().values()], columns=columns)
 

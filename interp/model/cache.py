@@ -140,18 +140,20 @@ class KVCache:
         buffer[:, :, window.before : window.after] = new
         return buffer[:, :, : window.after]
 
-    def repeated(self, n: int) -> "KVCache":
-        """A cache with each text n times, one after the other: n continuations of one prefill."""
-        new = copy.copy(self)
-        new.copies = self.copies * n
-        new.first = [held.repeat_interleave(n, 0) for held in self.first]
-        new.second = [held.repeat_interleave(n, 0) for held in self.second]
-        new.ids, new.mask = self.ids.repeat_interleave(n, 0), self.mask.repeat_interleave(n, 0)
-        new.positions = self.positions.repeat_interleave(n, 0)
-        new.window = copy.copy(self.window)
-        new.expanded = {
-            layer: (k.repeat_interleave(n, 0), v.repeat_interleave(n, 0)) for layer, (k, v) in self.expanded.items()
-        }
+    def taken(self, rows: Int[Tensor, " row"]) -> "KVCache":
+        """A cache of these rows, any of them several times. Places that hold no token yet are not copied."""
+        new, window = copy.copy(self), self.window
+
+        def of(buffer: Tensor) -> Tensor:
+            n = self.length if window is None or buffer.shape[2] >= self.capacity else window.after
+            taken = buffer.new_empty(len(rows), *buffer.shape[1:])
+            taken[:, :, :n] = buffer[rows, :, :n]
+            return taken
+
+        new.first, new.second = [of(held) for held in self.first], [of(held) for held in self.second]
+        new.ids, new.mask, new.positions = self.ids[rows], self.mask[rows], self.positions[rows]
+        new.window = copy.copy(window)
+        new.expanded = {layer: (k[rows], v[rows]) for layer, (k, v) in self.expanded.items()}
         return new
 
     @property

@@ -1,187 +1,57 @@
-"""How the next token is chosen, and what a generation hands back; the loop itself stands in `generation.py`.
+"""What a generation is asked for, and what it hands back; the loop itself stands in `generation.py`."""
 
-At each step: weaken tokens that were used already (Keskar et al. 2019, arXiv 1909.05858), divide by the temperature, keep
-the top k, keep the smallest set with probability p (Holtzman et al. 2020, arXiv 1904.09751), keep what is at least min_p
-times as probable as the best (Nguyen et al. 2024, arXiv 2407.01082), draw. The order is that of transformers.
-
-A row's random numbers follow from the seed, its own token ids, and how many equal prompts stand before it. So a prompt
-gets the same continuation alone and in any batch, and equal prompts get different ones.
-"""
-
-import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import torch
-import xxhash
-from jaxtyping import Bool, Float, Int
-from torch import Tensor
-
 from interp.model.activations import ActivationCache
-
-NUCLEUS = 512
-"""Tokens among which a nucleus is looked for before the whole vocabulary is sorted: ten times slower, seldom needed."""
-
-
-def _check_number(name: str, value: Any, kind: Any, optional: bool = False) -> None:
-    if (optional and value is None) or (isinstance(value, kind) and not isinstance(value, bool)):
-        return
-    raise ValueError(f"{name} must be a {'whole ' if kind is int else ''}number, got {value!r}")
+from interp.model.sampling import Sampling
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen.
+class Settings:
+    """Everything about a generation but the model and the prompt."""
 
-    Raises:
-        ValueError: a value outside its range.
-    """
-
-    temperature: Any = 0.0
-    """0 is greedy: the cuts below then make no difference."""
-    top_k: Any = None
-    """Keep the k most probable tokens."""
-    top_p: Any = None
-    """Keep the smallest set of tokens whose probability reaches p."""
-    seed: Any = 0
-    """Of the random numbers."""
-    min_p: Any = None
-    """Keep the tokens that are at least this many times as probable as the most probable one."""
-    repetition_penalty: Any = 1.0
-    """Logits of tokens that the prompt or the new text holds are divided by this if positive, else multiplied."""
+    sampling: Sampling
+    """How tokens are chosen."""
+    max_new_tokens: Any
+    """The limit for every row."""
+    stop: Any = None
+    """Stop strings and stop token ids."""
+    stop_at_eos: bool = True
+    """The end-of-text token ends a row."""
+    n_samples: Any = None
+    """Continuations of each prompt."""
+    sites: Any = None
+    """What to record."""
 
     def __post_init__(self) -> None:
-        for field in ("temperature", "top_p", "min_p", "repetition_penalty"):
-            _check_number(field, getattr(self, field), int | float, optional=field.endswith("_p"))
-        _check_number("top_k", self.top_k, int, optional=True)
-        _check_number("seed", self.seed, int)
-        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-            raise ValueError(f"temperature must be 0 (greedy) or more, got {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1, got {self.top_k}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p must lie in [0, 1], got {self.min_p}")
-        if not (self.repetition_penalty > 0 and math.isfinite(self.repetition_penalty)):
-            raise ValueError(f"repetition_penalty must be greater than 0, got {self.repetition_penalty}")
-        if self.seed < 0:
-            raise ValueError(f"seed must be 0 or more, got {self.seed}")
+        for name in ("max_new_tokens", "n_samples"):
+            value = getattr(self, name)
+            if not (isinstance(value, int) and not isinstance(value, bool)) and not (
+                name == "n_samples" and value is None
+            ):
+                raise ValueError(f"{name} must be a whole number, got {value!r}")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if self.n_samples is not None and self.n_samples < 1:
+            raise ValueError(f"n_samples must be at least 1, got {self.n_samples}")
+        if self.n_samples is not None and self.n_samples > 1 and self.sampling.greedy:
+            raise ValueError(
+                f"n_samples={self.n_samples} greedy continuations would all be the same; pass temperature= above 0"
+            )
+        for stop in self.stops:
+            if not isinstance(stop, (str, int)) or isinstance(stop, bool):
+                raise ValueError(f"stop must hold strings or token ids, got {stop!r}")
+            if stop == "":
+                raise ValueError("a stop string must not be empty: every text holds the empty string")
 
     @property
-    def greedy(self) -> bool:
-        """The most probable token is taken, nothing is drawn."""
-        return self.temperature == 0
-
-    def penalised(
-        self, logits: Float[Tensor, "batch d_vocab"], used: Int[Tensor, "batch n_used"] | None
-    ) -> Float[Tensor, "batch d_vocab"]:
-        """Logits after the repetition penalty on the `used` token ids, each once however often it stands there."""
-        if used is None or self.repetition_penalty == 1:
-            return logits
-        theirs = logits.gather(-1, used)
-        weaker = torch.where(theirs < 0, theirs * self.repetition_penalty, theirs / self.repetition_penalty)
-        return logits.scatter(-1, used, weaker)
-
-    def filtered(self, logits: Float[Tensor, "batch d_vocab"]) -> Float[Tensor, "batch d_vocab"]:
-        """Log-probabilities of the distribution that is drawn from; -inf for what was cut."""
-        logits = _wide(logits) / (self.temperature or 1.0)
-        if self.top_k is not None and self.top_k < logits.shape[-1]:
-            least = logits.topk(self.top_k, dim=-1).values[:, -1:]
-            logits = logits.masked_fill(logits < least, -torch.inf)
-        if self.top_p is not None and self.top_p < 1:
-            logits = logits.masked_fill(~_nucleus(logits, self.top_p), -torch.inf)
-        if self.min_p:
-            least = logits.amax(-1, keepdim=True) + math.log(self.min_p)
-            logits = logits.masked_fill(logits < least, -torch.inf)
-        return logits.log_softmax(-1)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One token for each row of a batch."""
-
-    token: Int[Tensor, " batch"]
-    """Ids."""
-    logprob: Float[Tensor, " batch"]
-    """Log-probability under the model itself: temperature 1, no penalty, nothing cut; nats."""
-    sampling_logprob: Float[Tensor, " batch"]
-    """Log-probability under the distribution that was drawn from; 0 if greedy."""
-    entropy: Float[Tensor, " batch"]
-    """Of the model's own distribution, in nats."""
-
-
-def choose(
-    logits: Float[Tensor, "batch d_vocab"],
-    sampling: Sampling,
-    uniform: Float[Tensor, " batch"] | None = None,
-    used: Int[Tensor, "batch n_used"] | None = None,
-) -> Choice:
-    """The next token of each row.
-
-    Args:
-        logits: of the model.
-        sampling: how to choose.
-        uniform: a random number in [0, 1) for each row, at which the cumulative distribution is inverted. Not needed if
-            greedy.
-        used: token ids that the repetition penalty weakens.
-    """
-    plain = _wide(logits).log_softmax(-1)
-    entropy = -(plain.exp() * plain.clamp(min=-1e4)).sum(-1)  # what is impossible, at -inf, adds nothing
-    weakened = sampling.penalised(logits, used)
-    if sampling.greedy:
-        token = weakened.argmax(-1)
-        drawn = torch.zeros_like(entropy)
-    else:
-        assert uniform is not None
-        token, drawn = _draw(sampling.filtered(weakened), uniform)
-    return Choice(token, plain.gather(-1, token[:, None])[:, 0], drawn, entropy)
-
-
-def _nucleus(logits: Float[Tensor, "batch d_vocab"], p: float) -> Bool[Tensor, "batch d_vocab"]:
-    """True for the smallest set of tokens whose probability reaches p."""
-    probability, n_tokens = logits.softmax(-1), logits.shape[-1]
-    best, order = probability.topk(min(NUCLEUS, n_tokens))
-    if n_tokens > NUCLEUS and bool((best.sum(-1) < p).any()):
-        best, order = probability.sort(dim=-1, descending=True)
-    kept = best.cumsum(-1) - best < p
-    return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, kept)
-
-
-def _draw(
-    logprobs: Float[Tensor, "batch d_vocab"], uniform: Float[Tensor, " batch"]
-) -> tuple[Int[Tensor, " batch"], Float[Tensor, " batch"]]:
-    """(token, its log-probability) by inverting the cumulative distribution."""
-    cumulative = logprobs.double().exp().cumsum(-1)
-    total = cumulative[:, -1:].contiguous()
-    token = torch.searchsorted(cumulative, uniform[:, None].double() * total, right=True)[:, 0]
-    token = token.clamp(max=logprobs.shape[-1] - 1)
-    # Rounding may put the draw on a token that was cut, whose share is zero; the most probable one stands in.
-    cut = torch.isneginf(logprobs.gather(-1, token[:, None])[:, 0])
-    token = torch.where(cut, logprobs.argmax(-1), token)
-    return token, logprobs.gather(-1, token[:, None])[:, 0]
-
-
-def uniforms(seed: int, prompts: Iterable[list[int]], n_samples: int, n_steps: int) -> Float[Tensor, "row step"]:
-    """Random numbers for every row and step; the rows are the samples of the first prompt, of the second, and so on."""
-    seen: dict[int, int] = {}
-    rows = []
-    for ids in prompts:
-        key = xxhash.xxh64_intdigest(np.asarray(ids, dtype="<i8").tobytes())
-        first = seen.get(key, 0)
-        seen[key] = first + n_samples
-        rows += [np.random.default_rng([seed, key, first + sample]).random(n_steps) for sample in range(n_samples)]
-    return torch.from_numpy(np.stack(rows))
-
-
-def _wide(logits: Tensor) -> Tensor:
-    """At least fp32; the same tensor where it is that already."""
-    return logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
-
-
-# ------------------------------------------------------------------------------------------------------------ results
+    def stops(self) -> tuple[Any, ...]:
+        """Stop strings and stop token ids, as a tuple."""
+        if self.stop is None:
+            return ()
+        return tuple(self.stop) if isinstance(self.stop, Sequence) and not isinstance(self.stop, str) else (self.stop,)
 
 
 @dataclass(frozen=True)
@@ -223,6 +93,12 @@ class Continuation:
     """The stop string or token id that ended the row."""
     cache: ActivationCache | None = None
     """Recorded values without a batch axis, [token ...], for the tokens in `cache.tokens`."""
+    end_tokens: list[int] = field(default_factory=list)
+    """The tokens that ended the row and are left out of `tokens`: end-of-text, or nothing but a stop string."""
+    end_logprobs: list[float] = field(default_factory=list)
+    """Of each of them under the model itself, in nats: with `logprobs`, the probability of the text and of its end."""
+    end_entropies: list[float] = field(default_factory=list)
+    """Of the model's own distribution at each of them, in nats."""
 
     @property
     def all_tokens(self) -> list[int]:

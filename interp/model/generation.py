@@ -1,16 +1,17 @@
 """Generation with a KV cache: one prefill of the prompt, then one pass for each new token, hooked like any other pass.
 
 `GenerationStream` is the loop, one step at a time; `generate` runs it to its end. Rows are padded on the left, so that
-every row's next token is the last place. How a token is chosen stands in `generate.py`, text and stop strings in
-`textstream.py`, recording in `recorder.py`.
+every row's next token is the last place. Rows that have ended leave the batch, unless a hook looks on: what it is given
+keeps its rows. How a token is chosen stands in `sampling.py`, the options and the result in `generate.py`, text and stop
+strings in `textstream.py`, recording in `recorder.py`.
 """
 
+import math
 import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,59 +20,17 @@ from torch import Tensor
 from interp.hooks import HookPoint
 from interp.model.activations import ActivationCache
 from interp.model.cache import KVCache
-from interp.model.generate import Choice, Continuation, Generation, Piece, Sampling, Timing, choose, uniforms
+from interp.model.generate import Continuation, Generation, Piece, Settings, Timing
 from interp.model.inputs import left_padded, refuse_encoder
 from interp.model.lens_style import LensStyle
 from interp.model.passes import ForwardPass
 from interp.model.recorder import Recorder
+from interp.model.sampling import Choice, Sampling, choose, uniforms
 from interp.model.textstream import TextStream
 from interp.tokens import Tokenizer, Tokens
 
-
-@dataclass(frozen=True)
-class Settings:
-    """Everything about a generation but the model and the prompt."""
-
-    sampling: Sampling
-    """How tokens are chosen."""
-    max_new_tokens: Any
-    """The limit for every row."""
-    stop: Any = None
-    """Stop strings and stop token ids."""
-    stop_at_eos: bool = True
-    """The end-of-text token ends a row."""
-    n_samples: Any = None
-    """Continuations of each prompt."""
-    sites: Any = None
-    """What to record."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "n_samples"):
-            value = getattr(self, name)
-            if not (isinstance(value, int) and not isinstance(value, bool)) and not (
-                name == "n_samples" and value is None
-            ):
-                raise ValueError(f"{name} must be a whole number, got {value!r}")
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
-        if self.n_samples is not None and self.n_samples < 1:
-            raise ValueError(f"n_samples must be at least 1, got {self.n_samples}")
-        if self.n_samples is not None and self.n_samples > 1 and self.sampling.greedy:
-            raise ValueError(
-                f"n_samples={self.n_samples} greedy continuations would all be the same; pass temperature= above 0"
-            )
-        for stop in self.stops:
-            if not isinstance(stop, (str, int)) or isinstance(stop, bool):
-                raise ValueError(f"stop must hold strings or token ids, got {stop!r}")
-            if stop == "":
-                raise ValueError("a stop string must not be empty: every text holds the empty string")
-
-    @property
-    def stops(self) -> tuple[Any, ...]:
-        """Stop strings and stop token ids, as a tuple."""
-        if self.stop is None:
-            return ()
-        return tuple(self.stop) if isinstance(self.stop, Sequence) and not isinstance(self.stop, str) else (self.stop,)
+WORTH = 8
+"""A batch shrinks once this part of it has ended: copying the cache costs a tenth of a pass."""
 
 
 class Generating(LensStyle, ForwardPass):
@@ -177,6 +136,8 @@ class _Row:
         self.tokens: list[int] = []
         self.figures: tuple[list[float], list[float], list[float]] = ([], [], [])
         """Log-probabilities, sampling log-probabilities, entropies."""
+        self.left_out: list[tuple[int, float, float]] = []
+        """Of each token that ended the row and is no part of it: id, log-probability, entropy."""
         self.text = TextStream(stops)
         self.n_chosen = 0
         """Tokens chosen, those included that are left out of the result."""
@@ -196,8 +157,16 @@ class _Row:
         """The row is done; tokens that hold nothing but the stop string go."""
         self.stop_reason, self.stop = reason, stop
         self.text.close()
+        n = self.text.n_tokens
+        logprobs, _, entropies = self.figures
+        self.left_out[:0] = zip(self.tokens[n:], logprobs[n:], entropies[n:], strict=True)
         for kept in (self.tokens, *self.figures):
-            del kept[self.text.n_tokens :]
+            del kept[n:]
+
+    def end_with(self, token: int, figures: Sequence[float], reason: str, stop: int | None = None) -> None:
+        """The row is done by a token that is no part of it."""
+        self.left_out.append((token, figures[0], figures[2]))
+        self.end(reason, stop)
 
     @property
     def n_fed(self) -> int:
@@ -241,6 +210,8 @@ class GenerationStream(Iterator[Piece]):
         self._eos = model.tokenizer.eos_id if model.tokenizer is not None and settings.stop_at_eos else None
         prompts, copies = [tokens.row(index) for index in range(len(tokens))], settings.n_samples or 1
         self._rows = [_Row(ids, stops) for ids in prompts for _ in range(copies)]
+        self._batch = list(range(len(self._rows)))
+        """Indices of the rows that the next pass reads."""
         self._recorder = None
         if settings.sites is not None:
             self._refuse_restarts(longest)
@@ -269,11 +240,6 @@ class GenerationStream(Iterator[Piece]):
         while not self._ready:
             if self._result is not None:
                 raise StopIteration
-            if self._attached() != self._handles:
-                raise ValueError(
-                    "hooks of the model were attached or removed while its stream was being read, so one text would be half "
-                    "with them and half without: make the stream and read it inside the same with block"
-                )
             self._advance()
         return self._ready.popleft()
 
@@ -302,6 +268,11 @@ class GenerationStream(Iterator[Piece]):
 
     def _advance(self) -> None:
         """One pass and one token for every row that goes on."""
+        if self._attached() != self._handles:
+            raise ValueError(
+                "hooks of the model were attached or removed while its stream was being read, so one text would be half "
+                "with them and half without: make the stream and read it inside the same with block"
+            )
         began = time.perf_counter()
         with torch.inference_mode():
             with nullcontext() if self._recorder is None else self._recorder.reading():
@@ -311,9 +282,9 @@ class GenerationStream(Iterator[Piece]):
             # One transfer for all rows and figures: every one is a wait on an accelerator.
             figures = (choice.token, choice.logprob, choice.sampling_logprob, choice.entropy)
             found = torch.stack([figure.double() for figure in figures], 1).tolist()
-        going = [index for index, row in enumerate(self._rows) if row.stop_reason is None]
-        for index in going:
-            self._take(index, int(found[index][0]), found[index][1:])
+        going = [place for place, index in enumerate(self._batch) if self._rows[index].stop_reason is None]
+        for place in going:
+            self._take(self._batch[place], int(found[place][0]), found[place][1:])
         self._step += 1
         took = time.perf_counter() - began
         if self._step == 1:
@@ -327,24 +298,42 @@ class GenerationStream(Iterator[Piece]):
     def _prefill(self) -> Tensor:
         model, prompt, copies = self._model, self._prompt, self._settings.n_samples or 1
         n_rows, width = prompt.ids.shape
-        kv = KVCache(model.cfg, n_rows, width + self._settings.max_new_tokens, model.dtype, model.device)
-        logits = model._next(prompt, kv, "prefill", 0, self._lengths, None)
-        self._kv = kv if copies == 1 else kv.repeated(copies)
+        self._kv = KVCache(model.cfg, n_rows, width + self._settings.max_new_tokens, model.dtype, model.device)
+        logits = model._next(prompt, self._kv, "prefill", 0, self._lengths, None)
         self._row_lengths = self._lengths.repeat_interleave(copies)
         self._used = None
         if self._settings.sampling.repetition_penalty != 1:
             first = prompt.ids.gather(1, prompt.first[:, None])
-            real = torch.where(prompt.mask, prompt.ids, first)  # a pad is no token of the text
-            self._used = real.repeat_interleave(copies, 0)
-        return logits.repeat_interleave(copies, 0) if copies > 1 else logits
+            self._used = torch.where(prompt.mask, prompt.ids, first)  # a pad is no token of the text
+        return logits
 
     def _decode(self) -> Tensor:
+        self._arrange()
         new = self._feed[:, None]
         if self._used is not None:
             self._used = torch.cat([self._used, new], 1)
         tokens = Tokens(new, torch.ones_like(new, dtype=torch.bool))
         start = self._row_lengths + (self._step - 1)
         return self._model._next(tokens, self._kv, "decode", self._step, self._row_lengths, start)
+
+    def _arrange(self) -> None:
+        """The rows of the next pass: the samples of each prompt after the prefill, without rows that ended if those are
+        many and nothing looks on."""
+        places, copies = range(len(self._batch)), self._settings.n_samples or 1 if self._step == 1 else 1
+        going = [place for place in places if self._rows[self._batch[place]].stop_reason is None]
+        watched = bool(self._handles) or self._recorder is not None
+        if watched or (len(places) - len(going)) * WORTH < len(places):
+            if copies == 1:
+                return
+            going = list(places)
+        rows = torch.tensor(going, device=self._model.device)
+        of_prompt = rows.div(copies, rounding_mode="floor")
+        self._kv = self._kv.taken(of_prompt)
+        self._kv.copies *= copies
+        self._used = None if self._used is None else self._used[of_prompt]
+        self._batch = [self._batch[place] for place in going]
+        self._feed, self._row_lengths = self._feed[rows], self._row_lengths[rows]
+        self._uniforms = None if self._uniforms is None else self._uniforms[rows]
 
     def _choose(self, logits: Tensor) -> Choice:
         uniform = None if self._uniforms is None else self._uniforms[:, self._step]
@@ -353,10 +342,15 @@ class GenerationStream(Iterator[Piece]):
     def _take(self, index: int, token: int, figures: Sequence[float]) -> None:
         row = self._rows[index]
         row.n_chosen += 1
+        if math.isnan(figures[0]):
+            raise ValueError(
+                f"the logits of row {index} are NaN or infinite after {row.n_chosen - 1} new tokens: the unembedding is "
+                f"damaged, or {str(self._model.dtype).removeprefix('torch.')} is too narrow"
+            )
         if token in self._stop_ids:
-            row.end("stop", token)
+            row.end_with(token, figures, "stop", token)
         elif token == self._eos:
-            row.end("eos")
+            row.end_with(token, figures, "eos")
         else:
             row.add(token, figures, b"" if self._model.tokenizer is None else self._model.tokenizer.token_bytes(token))
         if row.stop_reason is None and self._step + 1 == self._settings.max_new_tokens:
@@ -372,11 +366,9 @@ class GenerationStream(Iterator[Piece]):
         for index, row in enumerate(self._rows):
             assert row.stop_reason is not None
             cache = None if self._recorder is None else self._cache(self._recorder, index, row)
-            rows.append(
-                Continuation(
-                    row.prompt_tokens, row.tokens, row.text.text, *row.figures, row.stop_reason, row.stop, cache
-                )
-            )
+            made = (row.tokens, row.text.text, *row.figures, row.stop_reason, row.stop)
+            left_out, logprobs, entropies = ([end[part] for end in row.left_out] for part in range(3))
+            rows.append(Continuation(row.prompt_tokens, *made, cache, [int(i) for i in left_out], logprobs, entropies))
         timing = Timing(self._prefill_s, self._decode_s, self._n_decoded)
         del self._kv
         return Generation(self._given, tuple(rows), timing, self._one, self._settings.n_samples)

@@ -21,7 +21,9 @@ from interp.plot.curves import (
 )
 from interp.plot.diffs import head_differences, layer_differences, score_pairs, token_differences
 from interp.plot.effects import effect_bars, score_against_effect, set_against_random
+from interp.plot.gate import gate_curve, gate_risks
 from interp.plot.grids import STATISTICS, attention_matrix, head_grid, kept_layers, lens_grid
+from interp.plot.grounding import abstention_curve, attention_reach, grounding_errors, grounding_signals
 from interp.plot.lenses import followed_tokens, lens_comparison
 from interp.plot.patching import patch_grid
 from interp.plot.probe_parts import decodable_and_used, part_intervals, probe_scores
@@ -30,17 +32,26 @@ from interp.plot.sae import latent_activations, latent_densities, latent_logits,
 from interp.plot.scans import lead_bars
 from interp.plot.steering import steering_damage, steering_effect, steering_slopes, strength_map
 from interp.plot.style import Chart, save_chart, to_html, to_png, to_svg, token_label
+from interp.plot.sycophancy import sycophancy_accuracy, sycophancy_layers, sycophancy_shifts, sycophancy_steering
+from interp.plot.token_calibration import calibration_by_layer, calibration_by_part, reliability_panels
+from interp.plot.trace import answer_layers, token_lines
 from interp.plot.tracing import trace_grid
+from interp.plot.uncertainty import risk_coverage, signal_ranking
 from interp.plot.weights import composition_arrows, composition_grid, copying_scatter, singular_values
 
 __all__ = [
     "STATISTICS",
     "Chart",
+    "abstention_curve",
+    "answer_layers",
     "attention_matrix",
+    "attention_reach",
     "attribution_bars",
     "attribution_heads",
     "attribution_sources",
     "attribution_waterfall",
+    "calibration_by_layer",
+    "calibration_by_part",
     "circuit_graph_chart",
     "composition_arrows",
     "composition_grid",
@@ -49,6 +60,10 @@ __all__ = [
     "effect_bars",
     "followed_tokens",
     "fvu_curve",
+    "gate_curve",
+    "gate_risks",
+    "grounding_errors",
+    "grounding_signals",
     "head_differences",
     "head_grid",
     "kept_layers",
@@ -68,22 +83,30 @@ __all__ = [
     "probe_scores",
     "probed_heads",
     "reliability",
+    "reliability_panels",
+    "risk_coverage",
     "sae_frontier",
     "save_chart",
     "score_against_effect",
     "score_pairs",
     "set_against_random",
+    "signal_ranking",
     "singular_values",
     "steering_damage",
     "steering_effect",
     "steering_slopes",
     "strength_map",
+    "sycophancy_accuracy",
+    "sycophancy_layers",
+    "sycophancy_shifts",
+    "sycophancy_steering",
     "to_html",
     "to_png",
     "to_svg",
     "token_bars",
     "token_differences",
     "token_label",
+    "token_lines",
     "trace_grid",
     "training_curves",
     "transfer_matrix",

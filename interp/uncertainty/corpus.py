@@ -103,8 +103,8 @@ def next_token_calibration(
     Raises:
         ValueError: fewer than two groups, no token to score in one half, or a text longer than the context.
     """
-    plain, documents = _documents(texts, groups)
-    rows, left_out = _encoded(model, plain, max_tokens)
+    plain, documents = text_documents(texts, groups)
+    rows, left_out = encoded_texts(model, plain, max_tokens)
     stream, targets, text = _scored(model, rows, batch_size, progress)
     halves = grouped_split(documents, fractions=(0.5, 0.5), seed=seed)
     fit_half, report_half = (torch.from_numpy(np.isin(text.numpy(), half)) for half in halves)
@@ -134,7 +134,7 @@ def next_token_calibration(
     )
 
 
-def _documents(texts: Dataset | Sequence[str], groups: Sequence[Any] | None) -> tuple[list[str], list[str]]:
+def text_documents(texts: Dataset | Sequence[str], groups: Sequence[Any] | None) -> tuple[list[str], list[str]]:
     """Texts, and the document of each."""
     if isinstance(texts, Dataset):
         groups = texts.groups if groups is None else groups
@@ -147,7 +147,7 @@ def _documents(texts: Dataset | Sequence[str], groups: Sequence[Any] | None) -> 
     return list(texts), documents
 
 
-def _encoded(model: HookedTransformer, texts: list[str], max_tokens: int | None) -> tuple[list[list[int]], int]:
+def encoded_texts(model: HookedTransformer, texts: list[str], max_tokens: int | None) -> tuple[list[list[int]], int]:
     """Token ids of each text, and how many tokens `max_tokens` cut off."""
     if model.tokenizer is None:
         raise ValueError("this model has no tokenizer; load it with one")
@@ -178,7 +178,7 @@ def _scored(
         part = [(start + i, row) for i, row in enumerate(rows[start : start + batch_size]) if len(row) > 1]
         if part:
             tokens = right_padded(model, [row for _, row in part])
-            keep = _predictable(tokens.ids, tokens.mask, special.to(model.device))
+            keep = predictable(tokens.ids, tokens.mask, special.to(model.device))
             streams.append(final_stream(model, tokens)[:, :-1][keep])
             targets.append(tokens.ids[:, 1:][keep].cpu())
             texts.append(torch.tensor([i for i, _ in part]).repeat_interleave(keep.sum(1).cpu()))
@@ -189,7 +189,7 @@ def _scored(
     return torch.cat(streams), torch.cat(targets), torch.cat(texts)
 
 
-def _predictable(
+def predictable(
     ids: Int[Tensor, "batch pos"], mask: Bool[Tensor, "batch pos"], special: Int[Tensor, " id"]
 ) -> Bool[Tensor, "batch query"]:
     """Whether the token after each position is scored."""

