@@ -184,7 +184,7 @@ def grounding_report(
     job = {
         **settings, "conditions": wanted, "questions": len(items), "k": k, "leave_out": leave_out if left_out else 0,
         "target_error": target_error, "seed": seed, "n_boot": n_boot, "retriever": retriever.describe(),
-        "encoder": None if encoder is None else encoder_name(encoder),
+        "encoder": _encoder_of(encoder),
     }  # fmt: skip
 
     def make(folder: JobFolder | None) -> GroundingReport:
@@ -296,6 +296,13 @@ def _conditions(wanted: Any, gold: Sequence[Sequence[int]], questions: Sequence[
             "groups, pass gold=, or leave these conditions out"
         )
     return [each for each in CONDITIONS if each in {*given, NONE, "retrieved"}]
+
+
+def _encoder_of(encoder: Any) -> Any:
+    """What tells encoders apart: what one says of itself, weights and all, else its name."""
+    if encoder is None or not hasattr(encoder, "describe"):
+        return None if encoder is None else encoder_name(encoder)
+    return encoder.describe()
 
 
 def _left_out(questions: Sequence[Question], share: float, seed: int) -> frozenset[str]:

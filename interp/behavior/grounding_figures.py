@@ -22,6 +22,8 @@ DEPTHS = (1, 2, 3, 5, 10)
 """Ranks at which recall is told."""
 THRESHOLDS = 60
 """Most thresholds on the curve."""
+LEAST_ANSWERED = 0.1
+"""Share that a threshold which misses its aim must at least answer."""
 SIGNALS = {
     "score": "score of the best passage",
     "gap": "its lead over the second",
@@ -207,10 +209,13 @@ def abstention(
         return pd.DataFrame(columns=columns), {}, ["Fewer than four groups: no threshold was chosen."]
     first, second = grouped_split(groups, (0.5, 0.5), seed)
     steps = _steps(score)
+    if not steps or (score[first] >= steps[0]).mean() < LEAST_ANSWERED:
+        note = "The search found something for fewer than a tenth of the questions to choose on: no threshold was chosen."
+        return pd.DataFrame(columns=columns), {}, [note]
     curves = {"choose": _curve(score[first], wrong[first], steps), "check": _curve(score[second], wrong[second], steps)}
     table = pd.DataFrame([{"part": name, **row} for name, rows in curves.items() for row in rows], columns=columns)
     reached = [row for row in curves["choose"] if row["n_answered"] and row["error"] <= target]
-    enough = [row for row in curves["choose"] if row["answered"] >= 0.1]
+    enough = [row for row in curves["choose"] if row["answered"] >= LEAST_ANSWERED]
     chosen = reached[0] if reached else min(enough, key=lambda row: (row["error"], row["threshold"]))
     answered = score[second] >= chosen["threshold"]
     values: dict[str, Any] = {"threshold": chosen["threshold"], "target": target, "reached": bool(reached)}

@@ -185,5 +185,6 @@ def _even(each: Reading) -> float:
 def answer_logprob(model: HookedTransformer, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> float:
     """Sum of the log-probabilities of an answer's tokens after a prompt, nats."""
     ids = [*prompt_ids, *answer_ids]
-    stream = final_stream(model, right_padded(model, [ids[:-1]]))[0, len(prompt_ids) - 1 :]
+    # Whole, also its last token: where rotations depend on the length of a text, all of it counts.
+    stream = final_stream(model, right_padded(model, [ids]))[0, len(prompt_ids) - 1 : -1]
     return float(target_logprobs(model, stream, torch.tensor(list(answer_ids))).sum())

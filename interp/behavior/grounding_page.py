@@ -33,7 +33,7 @@ def title(report: BehaviorReport) -> str:
 def summary(report: BehaviorReport) -> str:
     """The finding first, then its controls, the search, the threshold and the signals."""
     rows = {row["condition"]: row for row in report.tables["conditions"].to_dict("records")}
-    parts = [_effect(rows), _controls(rows), _search(report), _threshold(report), _signals(report), _power(rows)]
+    parts = [_effect(rows), _controls(rows, report.tables["answers"]), _search(report), _threshold(report), _signals(report), _power(rows)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -68,7 +68,7 @@ def _moved(beginning: str, row: Mapping[str, Any]) -> str:
     return f"{beginning} the error rate {verb} ({told}; {_n(row)})."
 
 
-def _controls(rows: Mapping[str, Any]) -> str:
+def _controls(rows: Mapping[str, Any], answers: pd.DataFrame) -> str:
     words = {
         GOLD: "With the right passage",
         DISTRACTOR: "Control: with unrelated passages of equal length",
@@ -79,10 +79,18 @@ def _controls(rows: Mapping[str, Any]) -> str:
     if row is not None:
         share = f"{row['followed']:.3f} ({row['followed_low']:.3f}-{row['followed_high']:.3f})"
         told.append(
-            f"Where the right passage is made to say another option, the model says that option in {share} of {_n(row)}: this is "
-            "how often the passage decides against what the model would have said."
+            f"Where the right passage is made to say another option, the model says that option in {share} of {_n(row)}; in "
+            f"{_against_itself(answers):.3f} of them it says another one without evidence, so that the passage decides."
         )
     return " ".join(told)
+
+
+def _against_itself(answers: pd.DataFrame) -> float:
+    """Share of the misled questions where the model follows the passage to an option that it does not say without one."""
+    alone = answers.loc[answers["condition"] == NONE].set_index("question")["answer"]
+    misled = answers.loc[answers["condition"] == MISLEADING]
+    moved = misled["answer"].to_numpy() != alone.loc[misled["question"]].to_numpy()
+    return float((misled["followed"].astype(bool).to_numpy() & moved).mean())
 
 
 def _search(report: BehaviorReport) -> str:

@@ -61,6 +61,11 @@ from interp.plot import Chart
 from interp.probe.inputs import check_whole
 from interp.report import Section
 
+SAME_START = (
+    "the right and the stated option do not begin with two tokens that differ and are the same in all conditions, so the first "
+    "token does not tell them apart."
+)
+TURNED = "this model turns tokens by the length of the text, so that a prompt reads differently before each option."
 SIZE = 20
 """Questions in a piece."""
 _ENDS = ("accuracy", "accuracy_low", "accuracy_high")
@@ -241,8 +246,8 @@ def _report(
         skipped = int((~arrays["told_apart"]).sum())
         if skipped:
             notes.append(
-                f"{skipped} of {len(asked)} questions are left out of the layers: the right and the stated option begin with the "
-                "same token, so the first token does not tell them apart."
+                f"{skipped} of {len(asked)} questions are left out of the layers: "
+                + (TURNED if model.rope is not None and model.rope.by_length else SAME_START)
             )
     values = {
         "n": len(asked), "n_groups": len(set(scores.groups.tolist())), "chat": job["chat"],

@@ -116,8 +116,9 @@ def _steer_line(report: BehaviorReport) -> str:
     if len(same) and best["change"] >= same["change"].to_numpy(float).min():
         beside += ", which is no more than a random direction of its norm does"
     plain = _row(table, direction="none")
+    of = "" if len(own) == 1 else f", of {len(own)} strengths that with the lowest shift (chosen on these questions),"
     return (
-        f"Steering at strength {best['strength']:+g}, the largest drop, changes the shift by "
+        f"Steering at strength {best['strength']:+g}{of} changes the shift by "
         f"{_told(best, 'change')} nats{beside}; flips go from "
         f"{_told(plain, 'flip', form='.2f')} to {_told(best, 'flip', form='.2f')}, and accuracy without an opinion from "
         f"{plain['accuracy']:.2f} to {_told(best, 'accuracy', form='.2f')}."

@@ -44,10 +44,10 @@ class _Tree:
     """First tokens of the right and of the stated option, if they differ and are the same in all conditions."""
     known: dict[tuple[int, int], int] = field(default_factory=dict)
 
-    def add(self, condition: int, option: int, sequence: Sequence[int], start: int) -> None:
-        """One text; its last token is read and never fed."""
+    def add(self, condition: int, option: int, sequence: Sequence[int], start: int, whole: bool) -> None:
+        """One text; its last token is read, and fed only where the text is to run as a `whole`."""
         path, node = [], -1
-        for token in sequence[:-1]:
+        for token in sequence if whole else sequence[:-1]:
             key = (node, token)
             if key not in self.known:
                 self.known[key] = len(self.ids)
@@ -55,7 +55,7 @@ class _Tree:
                 self.parents.append(node)
             node = self.known[key]
             path.append(node)
-        self.reads.append((condition, option, path[start - 1 :], list(sequence[start:])))
+        self.reads.append((condition, option, path[start - 1 : len(sequence) - 1], list(sequence[start:])))
         self.ends[condition] = path[start - 1]
 
 
@@ -110,7 +110,7 @@ def _trees(
 ) -> Iterator[_Tree]:
     assert model.tokenizer is not None
     chosen = range(len(item["prompts"])) if conditions is None else conditions
-    # Where rotations depend on the length of a text, joined texts cannot be run: each goes alone.
+    # Where rotations depend on the length of a text, joined texts cannot be run: each goes alone, and whole.
     apart = model.rope is not None and model.rope.by_length
     tree, firsts = _Tree(index), set()
     for place, condition in enumerate(chosen):
@@ -122,7 +122,7 @@ def _trees(
         for option, sequence in enumerate(sequences):
             if apart:
                 tree = _Tree(index)
-            tree.add(place, option, sequence, start)
+            tree.add(place, option, sequence, start, apart)
             if apart:
                 yield tree
     if not apart:

@@ -275,6 +275,7 @@ def _report(
     card = {
         "model": model.cfg.name,
         "fingerprint": model.fingerprint,
+        "n_layers": model.cfg.n_layers,
         "texts": len(rows.plain),
         "documents": len(set(rows.document)),
         "texts_hash": artifact.hash_texts(rows.plain),

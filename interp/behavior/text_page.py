@@ -303,7 +303,14 @@ def _coming(report: "TextCalibrationReport") -> Section:
 
 def _again(report: "TextCalibrationReport") -> Section:
     settings = report.card["settings"]
-    given = ", ".join(f"{name}={settings[name]!r}" for name in ("max_tokens", "fit_rows", "layer_positions", "seed"))
+    names = ("max_tokens", "fit_rows", "layer_positions", "bands", "n_bins", "n_boot", "n_null", "seed")
+    given = ", ".join(f"{name}={settings[name]!r}" for name in names)
+    if settings["layers"] is None:
+        given += ", layers=None"
+    elif len(settings["layers"]) <= report.card.get("n_layers", 0):  # the embedding and all layers are one more
+        given += f", layers={[int(layer) for layer in report.tables['layers']['layer']]}"
+    if settings["lens"] != "logit":
+        given += ", lens=lens"
     text = "The same texts and settings give the same figures. With `out=` a run that was stopped goes on where it was."
     make = f"report = text_calibration(model, texts, {given})"
     return Section("How to make it again", text, code=f"{CODE}\n\n{make}")

@@ -119,7 +119,7 @@ def hallucination_trace(
     if answer is None:
         out = model.generate(prompt, max_new_tokens, stop=stop)
         answer = list(out.tokens)
-        ended = len(answer) < max_new_tokens
+        ended = bool(out.stopped)
         if not answer:
             raise ValueError(
                 f"the model ends its answer to {prompt[-40:]!r} at once: give answer=, show examples in the prompt, or stop=None"

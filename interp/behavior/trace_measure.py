@@ -239,7 +239,8 @@ def _signals(signals: pd.DataFrame, reference: pd.DataFrame | None) -> pd.DataFr
             n = len(known)
             if n < LEAST_REFERENCE:
                 raise ValueError(f"the reference has {n} values of {name}: at least {LEAST_REFERENCE} are needed")
-            quantile = float((known < turned[name]).mean() + (known == turned[name]).mean() / 2)
+            if not np.isnan(turned[name]):  # what this answer lacks is not low
+                quantile = float((known < turned[name]).mean() + (known == turned[name]).mean() / 2)
         high = bool(quantile >= HIGH)
         rows.append([name, float(own[name]), info.sign, quantile, n, high, info.text])
     columns = ["signal", "value", "doubt", "quantile", "n_reference", "high", "meaning"]

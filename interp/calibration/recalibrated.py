@@ -245,7 +245,8 @@ def _changes(
     lines = [[kind, name] for kind in changed for name in GAINS]
     if not lines:
         return pd.DataFrame(columns=pd.Index(_COLUMNS))
-    values = np.stack([_score(name, changed[kind], y) - _score(name, p, y) for kind, name in lines], axis=1)
+    with np.errstate(invalid="ignore"):  # two infinite NLLs have no difference, and the column is NaN below
+        values = np.stack([_score(name, changed[kind], y) - _score(name, p, y) for kind, name in lines], axis=1)
     values = np.where(np.isfinite(values).all(0), values, np.nan)
     one_group = codes.max() == 0
     draws = [w @ values / w.sum(1, keepdims=True) for w in group_weights(codes, n_boot, np.random.default_rng(seed))]

@@ -220,7 +220,7 @@ def _platt(p: Float[np.ndarray, " row"], y: Float[np.ndarray, " row"]) -> Parame
 
 
 def _beta(p: Float[np.ndarray, " row"], y: Float[np.ndarray, " row"]) -> Parameters:
-    if p[y == 0].max() <= p[y == 1].min():
+    if p.min() < p.max() and p[y == 0].max() <= p[y == 1].min():
         raise ValueError(
             f"p separates y = 0 from y = 1 without an error (n = {len(p)}): the likelihood of beta calibration grows without "
             "end; use kind='platt', whose targets are smoothed, or more rows"
@@ -280,7 +280,7 @@ def _least_nll(columns: Float[np.ndarray, "row k"], target: Float[np.ndarray, " 
     whose optimum keeps the bounds.
     """
     n, k = columns.shape
-    varies = columns.std(0) > 0
+    varies = np.ptp(columns, axis=0) > 0  # the deviation of equal numbers from their mean need not be 0
     best: tuple[float, list[float]] | None = None
     for free in product((True, False), repeat=k):
         chosen = np.flatnonzero(np.array(free))

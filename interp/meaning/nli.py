@@ -4,12 +4,14 @@ Any sequence classifier of the `transformers` package whose labels are entailmen
 folder. None is bundled. The labels are read by name, since released models have them in different orders.
 """
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from jaxtyping import Float
 from torch import Tensor
 
@@ -48,10 +50,19 @@ class NLIModel:
         # RoBERTa counts positions from behind its padding id; its tokenizer has the true length.
         return int(min(self.tokenizer.model_max_length, positions))
 
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of the classifier's weights, taken once: two of one name can judge differently."""
+        digest = xxhash.xxh3_128()
+        for name, tensor in sorted(self.classifier.state_dict().items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
     def describe(self) -> dict[str, Any]:
-        """JSON-ready: name, labels as the model has them, and a hash of its configuration."""
+        """JSON-ready: name, a hash of the weights, labels as the model has them, and the most tokens of a pair."""
         labels = {str(key): value for key, value in self.classifier.config.id2label.items()}
-        return {"nli": self.name, "labels": labels, "max_length": self.max_length}
+        return {"nli": self.name, "fingerprint": self.fingerprint, "labels": labels, "max_length": self.max_length}
 
     def __repr__(self) -> str:
         return f"NLIModel({self.name!r})"

@@ -20,17 +20,19 @@ from torch import Tensor
 from interp.hooks import HookPoint
 from interp.model.activations import ActivationCache
 from interp.model.cache import KVCache
+from interp.model.continuing import Row
 from interp.model.generate import Continuation, Generation, Piece, Settings, Timing
 from interp.model.inputs import left_padded, refuse_encoder
 from interp.model.lens_style import LensStyle
 from interp.model.passes import ForwardPass
 from interp.model.recorder import Recorder
 from interp.model.sampling import Choice, Sampling, choose, uniforms
-from interp.model.textstream import TextStream
 from interp.tokens import Tokenizer, Tokens
 
 WORTH = 8
 """A batch shrinks once this part of it has ended: copying the cache costs a tenth of a pass."""
+SHARED = 16
+"""Prompts that begin with at least so many tokens alike (the examples of a few-shot prompt) run those once."""
 
 
 class Generating(LensStyle, ForwardPass):
@@ -128,60 +130,6 @@ class Generating(LensStyle, ForwardPass):
         return GenerationStream(self, prompt, settings)
 
 
-class _Row:
-    """One continuation under way."""
-
-    def __init__(self, prompt_tokens: list[int], stops: Sequence[str]) -> None:
-        self.prompt_tokens = prompt_tokens
-        self.tokens: list[int] = []
-        self.figures: tuple[list[float], list[float], list[float]] = ([], [], [])
-        """Log-probabilities, sampling log-probabilities, entropies."""
-        self.left_out: list[tuple[int, float, float]] = []
-        """Of each token that ended the row and is no part of it: id, log-probability, entropy."""
-        self.text = TextStream(stops)
-        self.n_chosen = 0
-        """Tokens chosen, those included that are left out of the result."""
-        self.stop_reason: str | None = None
-        self.stop: str | int | None = None
-
-    def add(self, token: int, figures: Sequence[float], data: bytes) -> None:
-        """Take a token in."""
-        self.tokens.append(token)
-        for kept, figure in zip(self.figures, figures, strict=True):
-            kept.append(figure)
-        stop = self.text.push(data)
-        if stop is not None:
-            self.end("stop", stop)
-
-    def end(self, reason: str, stop: str | int | None = None) -> None:
-        """The row is done; tokens that hold nothing but the stop string go."""
-        self.stop_reason, self.stop = reason, stop
-        self.text.close()
-        n = self.text.n_tokens
-        logprobs, _, entropies = self.figures
-        self.left_out[:0] = zip(self.tokens[n:], logprobs[n:], entropies[n:], strict=True)
-        for kept in (self.tokens, *self.figures):
-            del kept[n:]
-
-    def end_with(self, token: int, figures: Sequence[float], reason: str, stop: int | None = None) -> None:
-        """The row is done by a token that is no part of it."""
-        self.left_out.append((token, figures[0], figures[2]))
-        self.end(reason, stop)
-
-    @property
-    def n_fed(self) -> int:
-        """New tokens of the result that went through the model: all but the last one that was chosen."""
-        return min(len(self.tokens), self.n_chosen - 1)
-
-    def piece(self, index: int) -> Piece | None:
-        """What has become certain since the last call, None for nothing."""
-        text, chosen = self.text.take()
-        tokens = self.tokens[chosen]
-        if not text and not tokens:
-            return None
-        return Piece(text, tokens, *(kept[chosen] for kept in self.figures), row=index)
-
-
 class GenerationStream(Iterator[Piece]):
     """A generation under way. Iterating gives `Piece`s; `.result` is there when it is done."""
 
@@ -209,7 +157,7 @@ class GenerationStream(Iterator[Piece]):
             raise ValueError(f"stop={outside[0]} is no token of this model: ids lie in 0..{model.cfg.d_vocab - 1}")
         self._eos = model.tokenizer.eos_id if model.tokenizer is not None and settings.stop_at_eos else None
         prompts, copies = [tokens.row(index) for index in range(len(tokens))], settings.n_samples or 1
-        self._rows = [_Row(ids, stops) for ids in prompts for _ in range(copies)]
+        self._rows = [Row(ids, stops) for ids in prompts for _ in range(copies)]
         self._batch = list(range(len(self._rows)))
         """Indices of the rows that the next pass reads."""
         self._recorder = None
@@ -298,14 +246,46 @@ class GenerationStream(Iterator[Piece]):
     def _prefill(self) -> Tensor:
         model, prompt, copies = self._model, self._prompt, self._settings.n_samples or 1
         n_rows, width = prompt.ids.shape
-        self._kv = KVCache(model.cfg, n_rows, width + self._settings.max_new_tokens, model.dtype, model.device)
-        logits = model._next(prompt, self._kv, "prefill", 0, self._lengths, None)
+        places, shared = width + self._settings.max_new_tokens, self._shared()
+        if shared:
+            logits = self._prefill_shared(shared, places)
+        else:
+            self._kv = KVCache(model.cfg, n_rows, places, model.dtype, model.device)
+            logits = model._next(prompt, self._kv, "prefill", 0, self._lengths, None)
         self._row_lengths = self._lengths.repeat_interleave(copies)
         self._used = None
         if self._settings.sampling.repetition_penalty != 1:
             first = prompt.ids.gather(1, prompt.first[:, None])
             self._used = torch.where(prompt.mask, prompt.ids, first)  # a pad is no token of the text
         return logits
+
+    def _shared(self) -> int:
+        """Tokens that all prompts begin with, if running them once is worth it and nothing could tell the difference."""
+        model, prompt = self._model, self._prompt
+        watched = bool(self._handles) or self._recorder is not None
+        by_length = model.rope is not None and model.rope.by_length
+        if len(prompt.ids) < 2 or watched or by_length or model.cfg.window is not None:
+            return 0
+        rows = [ids[mask] for ids, mask in zip(prompt.ids, prompt.mask)]
+        n = int(self._lengths.min()) - 1  # each row keeps a token whose logits are read
+        alike = torch.stack([row[:n] for row in rows])
+        same = int((alike == alike[:1]).all(0).cumprod(0).sum())
+        return same if same >= SHARED else 0
+
+    def _prefill_shared(self, shared: int, places: int) -> Tensor:
+        """The tokens that all prompts begin with once, then the rest of each behind them."""
+        model, prompt = self._model, self._prompt
+        n_rows, width = prompt.ids.shape
+        first = prompt.ids[0][prompt.mask[0]][None, :shared]
+        head = Tokens(first, torch.ones_like(first, dtype=torch.bool))
+        kv = KVCache(model.cfg, 1, places, model.dtype, model.device)
+        model._next(head, kv, "prefill", 0, self._lengths[:1], None)
+        self._kv = kv.taken(torch.zeros(n_rows, dtype=torch.long, device=model.device))
+        left = self._lengths - shared
+        longest = int(left.max())
+        own = torch.arange(longest, device=model.device) >= (longest - left)[:, None]
+        rest = Tokens(prompt.ids[:, width - longest :], own)
+        return model._next(rest, self._kv, "prefill", 0, self._lengths, torch.full_like(self._lengths, shared))
 
     def _decode(self) -> Tensor:
         self._arrange()
@@ -373,7 +353,7 @@ class GenerationStream(Iterator[Piece]):
         del self._kv
         return Generation(self._given, tuple(rows), timing, self._one, self._settings.n_samples)
 
-    def _cache(self, recorder: Recorder, index: int, row: _Row) -> ActivationCache:
+    def _cache(self, recorder: Recorder, index: int, row: Row) -> ActivationCache:
         prompt, n_prompt = index // (self._settings.n_samples or 1), len(row.prompt_tokens)
         values = recorder.values(prompt, n_prompt, index, row.n_fed)
         ids = torch.tensor([row.prompt_tokens + row.tokens[: row.n_fed]], device=self._model.device)

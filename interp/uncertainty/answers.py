@@ -219,10 +219,11 @@ def _texts(model: HookedTransformer, prompts: Any, answers: Any, joint: str) -> 
 def _passes(
     model: HookedTransformer, texts: Sequence[AnswerText], batch_size: int
 ) -> Iterator[tuple[Batch, list[int]]]:
-    """Forward passes, and which texts are in each. An answer's last token is read and never fed."""
+    """Forward passes, and which texts are in each."""
     if not texts:
         return
-    fed = [text.ids[:-1] for text in texts]
+    end = _end(model)
+    fed = [text.ids[:end] for text in texts]
     limits = Limits(batch_size, PASS_TOKENS, share=can_share(model))
     offsets = np.cumsum([0, *map(len, fed)])
     tokenizer = model.tokenizer
@@ -234,14 +235,21 @@ def _passes(
         yield batch, batch.texts.tolist()
 
 
+def _end(model: HookedTransformer) -> int | None:
+    """Where a text ends that is run: an answer's last token is read and not fed, but where rotations depend on the length of a
+    text it must be there too."""
+    return None if model.rope is not None and model.rope.by_length else -1
+
+
 def _run(
     model: HookedTransformer, batch: Batch, texts: Sequence[AnswerText], lens: Translator | None
 ) -> list[dict[str, float]]:
     """The signals of the texts of one pass."""
     tokens = model.tokenize(batch.tokens)
     width = tokens.ids.shape[1]
-    cells = np.split(batch.cells, np.cumsum([len(text.ids) - 1 for text in texts])[:-1])
-    places = [own[text.start - 1 :] for own, text in zip(cells, texts)]  # that predict each token of the answer
+    end = _end(model)
+    cells = np.split(batch.cells, np.cumsum([len(text.ids[:end]) for text in texts])[:-1])
+    places = [own[text.start - 1 : len(text.ids) - 1] for own, text in zip(cells, texts)]  # that predict each token of the answer
     sizes = [len(own) for own in places]
     flat = torch.from_numpy(np.concatenate(places))
     queries = Queries(

@@ -21,8 +21,6 @@ from scipy.special import expit
 from torch import Tensor
 
 from interp import artifact
-from interp.hooks import Request, attached
-from interp.lens.batches import token_batches
 from interp.lens.places import end_kind
 from interp.model import HookedTransformer
 from interp.probe.controls import permuted_labels, text_logit
@@ -35,14 +33,13 @@ from interp.probe.methods import GRID, choose
 from interp.probe.nested import Held, held_out_logits
 from interp.probe.solver import Design
 from interp.probe.value import Probe
-from interp.sites import full_name, layer_of, short_name
+from interp.sites import full_name, layer_of
+from interp.uncertainty.forward import last_streams
 
 PLACES = 6
 """Streams that are tried where no sites are named."""
 PERMUTED = 20
 """Draws of labels without meaning."""
-BATCH_TOKENS = 2048
-"""Places in a pass with more than one prompt."""
 
 
 def knowing_sites(model: HookedTransformer) -> list[str]:
@@ -70,24 +67,7 @@ def prompt_streams(
     """
     names = model.expand_sites(knowing_sites(model) if sites is None else sites)
     rows = _rows(model, prompts)
-    found: dict[str, Tensor] = {}
-    stop = [layer_of(name) for name in names]
-    for indices, tokens in token_batches(rows, BATCH_TOKENS):
-        last, seen = tokens.last, {}
-
-        def keep(value: Tensor, ctx: Any, last: Tensor = last, seen: dict[str, Tensor] = seen) -> None:
-            if value.ndim != 3:
-                raise ValueError(f"{short_name(ctx.name)} has an axis of heads: name a place with one vector a token")
-            at = last.to(value.device)
-            seen[ctx.name] = value.detach()[torch.arange(len(at), device=value.device), at].float().cpu()
-
-        entries = [(name, keep, "read") for name in names]
-        deepest = None if None in stop else max(layer for layer in stop if layer is not None) + 1
-        with torch.inference_mode(), attached(model.hook_dict, Request(entries), model.run):
-            model(tokens, stop_at_layer=deepest)
-        for name, value in seen.items():
-            found.setdefault(name, torch.empty(len(rows), value.shape[1]))[indices] = value
-    return {name: found[name] for name in names}
+    return last_streams(model, rows, names)
 
 
 def _rows(model: HookedTransformer, prompts: Any) -> list[list[int]]:

@@ -12,13 +12,12 @@ convention, one model and one site. Streams have another size in every layer, an
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from interp import sites
 from interp.model import HookedTransformer
-from interp.uncertainty.forward import right_padded
+from interp.uncertainty.forward import last_streams
 from interp.uncertainty.samples import AnswerSamples
 
 ALPHA = 1e-3
@@ -51,7 +50,7 @@ def eigenscore(embeddings: Any, alpha: float | Any = ALPHA) -> float:
 
 
 def sample_embeddings(
-    model: HookedTransformer, samples: AnswerSamples, site: str | Any = None, *, batch_size: int | Any = 64
+    model: HookedTransformer, samples: AnswerSamples, site: str | Any = None
 ) -> list[Float[Tensor, "sample d_model"]]:
     """The stream at the last token of each sampled answer, by prompt; of an empty answer, at the prompt's last token.
 
@@ -59,10 +58,9 @@ def sample_embeddings(
         model: the one that was sampled.
         samples: the greedy answers among them are left out.
         site: a site with one vector a token; None for `resid_post` of the middle layer.
-        batch_size: sequences in a forward pass.
 
     Raises:
-        ValueError: samples of another model, a site that is unknown or has another shape, a batch size below 1.
+        ValueError: samples of another model, a site that is unknown or has another shape.
     """
     made, here = samples.card["provenance"].get("fingerprint"), model.fingerprint
     if made != here:
@@ -70,24 +68,15 @@ def sample_embeddings(
             f"the samples are of another model ({samples.card['provenance'].get('model')}) than {model.cfg.name}: sample "
             "this one"
         )
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-        raise ValueError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
-    name, stop = _site(model, site)
+    name = _site(model, site)
     prompts = [model.tokenize(prompt, close=False).row(0) for prompt in samples.prompts]
     rows = [
         (*prompt, *samples.token_ids(index, number))
         for index, prompt in enumerate(prompts)
         for number in range(samples.n)
     ]
-    ordered, found = sorted(set(rows), key=len), {}
-    for start in range(0, len(ordered), batch_size):
-        batch = ordered[start : start + batch_size]
-        last = torch.tensor([len(row) - 1 for row in batch], device=model.device)
-        with torch.inference_mode():
-            _, cache = model.run_with_cache(right_padded(model, batch), name, stop_at_layer=stop)
-            values = cache[name][torch.arange(len(batch), device=model.device), last].float().cpu()
-        found |= dict(zip(batch, values.clone(), strict=True))
-    return [torch.stack([found[row] for row in rows[i : i + samples.n]]) for i in range(0, len(rows), samples.n)]
+    found = last_streams(model, rows, [name])[name]
+    return list(found.split(samples.n))
 
 
 def answer_eigenscores(
@@ -103,8 +92,8 @@ def answer_eigenscores(
     return np.array([eigenscore(each, alpha) for each in sample_embeddings(model, samples, site)])
 
 
-def _site(model: HookedTransformer, site: Any) -> tuple[str, int | None]:
-    """The full name, and the layer before which the pass may stop."""
+def _site(model: HookedTransformer, site: Any) -> str:
+    """The full name."""
     wanted = f"resid_post:{model.cfg.n_layers // 2}" if site is None else site
     names = model.expand_sites(wanted)
     if len(names) != 1:
@@ -114,5 +103,4 @@ def _site(model: HookedTransformer, site: Any) -> tuple[str, int | None]:
         raise ValueError(
             f"{wanted!r} has shape [{' '.join(shape)}], not one vector a token: choose a stream, resid_post:5"
         )
-    layer = sites.layer_of(names[0])
-    return names[0], None if layer is None else layer + 1
+    return names[0]

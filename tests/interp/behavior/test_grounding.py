@@ -185,6 +185,10 @@ def test_the_best_cosine_is_the_largest() -> None:
 def test_the_log_probability_of_an_answer_is_the_plain_one(model: HookedTransformer) -> None:
     logp = model(torch.tensor([[5, 6, 7, 8]])).detach().double().log_softmax(-1)[0]
     assert answer_logprob(model, [5, 6], [7, 8]) == pytest.approx(float(logp[1, 7] + logp[2, 8]), abs=1e-5)
+    turned, ids = tiny_model("dynamic"), list(range(5, 25))
+    logp = turned(torch.tensor([ids])).detach().double().log_softmax(-1)[0]
+    wanted = sum(float(logp[i - 1, ids[i]]) for i in range(15, 20))
+    assert answer_logprob(turned, ids[:15], ids[15:]) == pytest.approx(wanted, abs=1e-5)
 
 
 # --------------------------------------------------------------------------------------------------------------- report
@@ -211,6 +215,36 @@ def test_every_condition_has_the_evidence_that_it_says(report: GroundingReport) 
             assert table[RETRIEVED].loc[index, "evidence"] == right
         else:
             assert NAMES[index] not in table[MISSING].loc[index, "evidence"]
+
+
+def test_following_is_told_apart_from_what_is_said_anyway(report: GroundingReport) -> None:
+    answers = report.tables["answers"]
+    alone = answers.loc[answers["condition"] == NONE].set_index("question")["answer"]
+    misled = answers.loc[answers["condition"] == MISLEADING].set_index("question")
+    moved = [bool(row["followed"]) and row["answer"] != alone[index] for index, row in misled.iterrows()]
+    assert f"; in {np.mean(moved):.3f} of them it says another one without evidence" in report.summary()
+
+
+def test_encoders_of_one_name_are_told_apart(model: HookedTransformer) -> None:
+    class Encoder:
+        name = "same"
+
+        def __init__(self, weights: str) -> None:
+            self.weights = weights
+
+        def describe(self) -> dict[str, str]:
+            return {"encoder": self.name, "fingerprint": self.weights}
+
+        def __call__(self, texts: Any) -> np.ndarray:
+            return np.tile([1.0, 0.0], (len(texts), 1))
+
+    found = [
+        grounding_report(
+            model, questions(), documents(), conditions=["none", "retrieved"], encoder=Encoder(weights), n_boot=50
+        ).card["encoder"]
+        for weights in ("one", "other")
+    ]
+    assert found[0] != found[1]
 
 
 def test_the_scores_are_those_of_the_plain_model(model: HookedTransformer, report: GroundingReport) -> None:
@@ -272,6 +306,9 @@ def test_a_planted_threshold_is_found_on_one_half_and_checked_on_the_other() -> 
     assert (own["answered"], own["error"]) == (found["answered"], found["error"])
     hopeless = abstention(frame.assign(right=False), 0.1, 0, 200)[1]
     assert not hopeless["reached"]
+    nothing = abstention(frame.assign(score=float("nan")), 0.1, 0, 200)
+    assert (len(nothing[0]), nothing[1]) == (0, {})
+    assert "no threshold was chosen" in nothing[2][0]
     assert abstention(frame.assign(group="one"), 0.1, 0, 200)[2] == ["Fewer than four groups: no threshold was chosen."]
 
 

@@ -155,7 +155,9 @@ def test_options_that_begin_alike_are_left_out_of_the_layers_and_counted(model: 
     n = report.values["n_without_lens"]
     assert n >= 1
     assert report.tables["layers"]["n"].unique().tolist() == [5 - n]
-    assert any("begin with the same token" in note for note in report.notes)
+    assert any("do not begin with two tokens that differ" in note for note in report.notes)
+    turned = sycophancy_report(tiny_model("dynamic", n_ctx=256), bare[:2], wordings=FEW)
+    assert any("2 of 2 questions" in note and "turns tokens by the length" in note for note in turned.notes)
 
 
 def test_the_turning_layer_of_a_planted_curve() -> None:
@@ -284,7 +286,7 @@ def test_a_vector_is_fitted_on_other_groups_and_steers(model: HookedTransformer,
     own = table.loc[(table["direction"] == "vector") & (table["strength"] == -0.5)].iloc[0]
     assert own["shift"] == pytest.approx((odds[1] - odds[0]).mean(), abs=1e-3)
     assert own["change"] == pytest.approx(own["shift"] - plain["shift"], abs=1e-9)
-    assert "Steering at strength" in report.summary()
+    assert "of 2 strengths that with the lowest shift (chosen on these questions)" in report.summary()
     assert report.plot("steering") is not None
 
 

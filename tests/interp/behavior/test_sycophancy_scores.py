@@ -42,6 +42,8 @@ def test_models_that_turn_by_length_run_their_texts_apart() -> None:
     items = [item_of(model, question, FEW[:3], False, 0) for question in asked(2)]
     found = scored(model, items)
     assert found[0]["logprobs"].ravel() == pytest.approx(written_out(model, items[0]), abs=2e-4)
+    plain = score_options(model, [Question(p, tuple(items[0]["options"]), 0) for p in items[0]["prompts"]])
+    assert found[0]["logprobs"].ravel() == pytest.approx(plain["logprob_sum"].to_numpy(), abs=2e-4)
 
 
 def written_out(model: HookedTransformer, item: dict[str, Any]) -> list[float]:
@@ -52,7 +54,7 @@ def written_out(model: HookedTransformer, item: dict[str, Any]) -> list[float]:
         start = len(model.tokenizer.encode(prompt, close=False))
         for option in item["options"]:
             ids = model.tokenizer.encode(prompt + option, close=False)
-            logp = model(torch.tensor([ids[:-1]])).log_softmax(-1)[0]
+            logp = model(torch.tensor([ids])).log_softmax(-1)[0]
             found.append(sum(float(logp[place - 1, ids[place]]) for place in range(start, len(ids))))
     return found
 

@@ -1,5 +1,6 @@
 """A trace says what other analyses say of the same places, and its sentences follow its figures."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,17 @@ def test_the_model_writes_the_answer_itself(tiny: HookedTransformer) -> None:
     assert any("limit of new tokens" in note for note in report.notes)
 
 
+def test_a_stop_within_the_last_token_that_fits_is_an_end(tiny: HookedTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tiny.generate(PROMPT, 2)
+    stopped = dataclasses.replace(out.rows[0], stop_reason="stop", stop="\n")
+    monkeypatch.setattr(
+        HookedTransformer, "generate", lambda *_, **__: dataclasses.replace(out, rows=(stopped,))
+    )
+    report = hallucination_trace(tiny, PROMPT, max_new_tokens=2)
+    assert report.values["ended"]
+    assert not any("limit of new tokens" in note for note in report.notes)
+
+
 def test_a_probe_reads_every_token(tiny: HookedTransformer) -> None:
     _, cache = tiny.run_with_cache("some words to fit a probe to, and more of them", sites="resid_post:1")
     X = cache["resid_post", 1][0].detach()
@@ -134,6 +146,10 @@ def test_signs_are_held_against_a_reference(tiny: HookedTransformer) -> None:
     assert "by chance" in report.summary()
     with pytest.raises(ValueError, match="at least 20"):
         hallucination_trace(tiny, PROMPT, answer="Paris", reference=others.head(5))
+    # Behind a single token attention has nothing to spread over: that is not a low value.
+    lacking = hallucination_trace(tiny, "Q", answer="Z", joint="", reference=others).tables["signals"].set_index("signal")
+    assert np.isnan(lacking.loc["attention_diffusion", "value"])
+    assert np.isnan(lacking.loc["attention_diffusion", "quantile"])
 
 
 def test_file_and_page(tiny: HookedTransformer, tmp_path: Path) -> None:

@@ -45,6 +45,10 @@ def test_probabilities_are_transformers_in_our_order(folder: Path, nli: NLIModel
     described = nli.describe()
     assert (described["nli"], described["max_length"]) == ("nli", 40)
     assert json.loads(json.dumps(described)) == described
+    assert described["fingerprint"] == load_nli(folder).fingerprint
+    other = load_nli(folder)
+    other.classifier.classifier.bias.data[0] += 1
+    assert other.fingerprint != nli.fingerprint
 
 
 @given(

@@ -77,3 +77,38 @@ def test_logits_that_are_no_numbers_are_refused(tiny: HookedTransformer, monkeyp
     for temperature in (0.0, 1.0, 0.5):
         with pytest.raises(ValueError, match="logits of row 0 are NaN or infinite after 0 new tokens"):
             tiny.generate("hello", 3, temperature=temperature)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "neox", "bloom", "deepseek", "olmo2", "gptj"])
+def test_prompts_that_begin_alike_run_their_beginning_once(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(family)
+    prompts = [f"The same beginning. {end}" for end in ("a", "a longer one", "four", "a")]
+    options = {**SAMPLED, "n_samples": 2, "repetition_penalty": 1.1}
+    usual, widths = model._next, []
+
+    def watched(tokens: Tokens, *rest: Any) -> torch.Tensor:
+        widths.append(tuple(tokens.ids.shape))
+        return usual(tokens, *rest)
+
+    monkeypatch.setattr(model, "_next", watched)
+    with model.hooks({"resid_post:0": lambda value, ctx: None}):
+        whole = model.generate(prompts, 6, **options)
+    assert widths[0][0] == 4, "a hook sees whole prompts"
+    widths.clear()
+    shared = model.generate(prompts, 6, **options)
+    (one, beginning), (four, rest) = widths[:2]
+    assert (one, four) == (1, 4)
+    assert beginning >= 16
+    assert beginning + rest == max(len(row.prompt_tokens) for row in shared.rows)
+    for ours, theirs in zip(shared.rows, whole.rows, strict=True):
+        assert (ours.tokens, ours.prompt_tokens) == (theirs.tokens, theirs.prompt_tokens)
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("family", ["mistral", "mixtral", "dynamic"])
+def test_a_shared_beginning_is_not_used_where_places_count(family: str) -> None:
+    model = tiny_model(family)
+    prompts = [f"The same beginning. {end}" for end in ("a", "a longer one")]
+    together = model.generate(prompts, 5, **SAMPLED)
+    for prompt, tokens in zip(prompts, together.tokens):
+        assert model.generate(prompt, 5, **SAMPLED).tokens == tokens

@@ -83,7 +83,7 @@ def test_every_signal_equals_its_definition(tiny: HookedTransformer) -> None:
     assert set(found) == {"prompt", "answer", "merged", "reason", *SIGNALS}
 
 
-@pytest.mark.parametrize("family", ["neox", "bloom", "gemma2", "olmo2", "mixtral", "deepseek"])
+@pytest.mark.parametrize("family", ["neox", "bloom", "gemma2", "olmo2", "mixtral", "deepseek", "dynamic"])
 def test_other_architectures(family: str) -> None:
     model = shaken_model(family)
     alone = pd.concat([answer_signals(model, [prompt], [answer]) for prompt, answer in zip(PROMPTS, ANSWERS)])

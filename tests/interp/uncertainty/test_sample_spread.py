@@ -70,7 +70,7 @@ def test_equal_answers_give_the_lowest_value() -> None:
 def test_embeddings_are_the_stream_at_the_end_of_each_answer(model: HookedTransformer, samples: AnswerSamples) -> None:
     assert model.tokenizer is not None
     for site, full in ((None, "resid_post:1"), ("resid_pre:0", "resid_pre:0"), ("resid_mid:1", "resid_mid:1")):
-        found = sample_embeddings(model, samples, site, batch_size=3)
+        found = sample_embeddings(model, samples, site)
         assert [tuple(each.shape) for each in found] == [(4, 32)] * 3
         for index, prompt in enumerate(PROMPTS):
             for number in range(4):
@@ -118,7 +118,5 @@ def test_what_is_refused(model: HookedTransformer, samples: AnswerSamples) -> No
     ):
         with pytest.raises(ValueError, match=message):
             sample_embeddings(model, samples, site)
-    with pytest.raises(ValueError, match="batch_size"):
-        sample_embeddings(model, samples, batch_size=0)
     with pytest.raises(ValueError, match="at least two samples"):
         answer_eigenscores(model, sample_answers(model, "a", 1))
