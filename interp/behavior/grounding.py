@@ -23,6 +23,7 @@ from interp.behavior.grounding_prompts import Template, drawn, needs_tokenizer, 
 from interp.behavior.grounding_work import CONDITIONS, MISSING, NEED_GOLD, NONE, gold_passages, group_of, items_of, work
 from interp.behavior.pieces import divided, in_folder, run_pieces
 from interp.behavior.report import BehaviorReport
+from interp.calibration.ordering import LEAST_BOOT
 from interp.dataset import Question
 from interp.jobs import JobFolder
 from interp.meaning.grading import answers_match
@@ -132,7 +133,7 @@ def grounding_report(
     progress: Callable[[int, int], Any] | None = None,
     seed: int | Any = 0,
     batch_size: int | Any = 32,
-    n_boot: int = N_BOOT,
+    n_boot: int | Any = N_BOOT,
 ) -> GroundingReport:
     """Ask questions without evidence, with what a search finds in the documents, and with controls.
 
@@ -162,13 +163,13 @@ def grounding_report(
         progress: called with (pieces done, in all).
         seed: of the questions drawn, the documents left out, the distractors, the split and the bootstrap.
         batch_size: sequences in a pass.
-        n_boot: draws of every interval.
+        n_boot: draws of every interval, at least 100.
 
     Raises:
         ValueError: questions or conditions that are not such, a question without a known passage where one is needed, a
             prompt that does not fit into the context even with one passage, no unrelated passage, or a folder of another job.
     """
-    _check(k, leave_out, target_error, max_new_tokens, batch_size, seed)
+    _check(k, leave_out, target_error, max_new_tokens, batch_size, seed, n_boot)
     retriever = _retriever(documents, size)
     shape = Template.of(template)
     chosen = drawn_questions(questions, n_questions, seed)
@@ -229,8 +230,9 @@ def _report(
 # --------------------------------------------------------------------------------------------------------------- inputs
 
 
-def _check(k: Any, leave_out: Any, target: Any, max_new_tokens: Any, batch_size: Any, seed: Any) -> None:
+def _check(k: Any, leave_out: Any, target: Any, max_new_tokens: Any, batch_size: Any, seed: Any, n_boot: Any) -> None:
     whole = {"k": (k, 1), "max_new_tokens": (max_new_tokens, 1), "batch_size": (batch_size, 1), "seed": (seed, 0)}
+    whole["n_boot"] = (n_boot, LEAST_BOOT)  # now, not when the model has run
     for name, (value, least) in whole.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name} must be a whole number from {least}, got {value!r}")

@@ -34,6 +34,7 @@ from interp.calibration.checked import (
     signal_matrix,
     zero_one,
 )
+from interp.calibration.ordering import auroc_interval
 from interp.calibration.recalibration import read_kind
 from interp.dataset import grouped_folds
 
@@ -267,7 +268,8 @@ def stack_signals(
     point = _aurocs(scores, y, folds, np.ones((1, len(y))))[:, 0]
     chunks = group_weights(codes, n_boot, np.random.default_rng(seed))
     draws = np.concatenate([_aurocs(scores, y, folds, weights) for weights in chunks], axis=1)
-    frame = _table(names, sets, point, draws)
+    fewest = min(len(np.unique(codes[y == kind])) for kind in (0, 1))
+    frame = _table(names, sets, point, draws, fewest)
     card = {"n": len(y), "n_wrong": int(y.sum()), "n_groups": int(codes.max()) + 1, "n_folds": n_folds}
     card |= {"n_boot": n_boot, "seed": seed, "C": C, "groups": "rows" if isinstance(groups, str) else "given"}
     return StackedSignals(frame, scores[-1], _fit(names, values, y), card, tuple(_notes(names, values, frame)))
@@ -292,7 +294,9 @@ def _table(
     sets: Sequence[tuple[int, ...]],
     point: Float[np.ndarray, " model"],
     draws: Float[np.ndarray, "model draw"],
+    fewest: int,
 ) -> pd.DataFrame:
+    """The frame of `StackedSignals`; `fewest` groups hold the rarer of right and wrong rows."""
     draws = draws[:, ~np.isnan(draws).any(0)]
     better = np.array([max(s, key=lambda k: point[k]) for s in sets])
     gain, gain_draws = point - point[better], draws - draws[better]
@@ -300,7 +304,8 @@ def _table(
     low_all = np.full(len(sets), np.nan)
     if is_pair.any():
         low_all[is_pair] = _simultaneous(gain[is_pair], gain_draws[is_pair])
-    low, high = np.quantile(draws, (0.025, 0.975), axis=1)
+    # As `rank_signals` has it: without an error in any draw the percentiles would claim an AUROC of 1 for sure.
+    low, high = zip(*(auroc_interval(float(at), row, fewest) for at, row in zip(point, draws)))
     gain_low, gain_high = np.quantile(gain_draws, (0.025, 0.975), axis=1)
     rows = []
     for at, chosen in enumerate(sets):

@@ -1,6 +1,7 @@
 """What the commands of `interp behave` share: where a report goes, how it is gone on with, and how it is printed."""
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,39 +37,49 @@ def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def kept(step: str, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Takes the shared options out of `options`, and yields the arguments of a report that stand for them."""
-    with JobProgress(quiet=options["as_json"]) as progress, ends_between_tasks(progress):
+def kept(step: str, as_json: bool, options: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The arguments of a report that stand for the shared options; Ctrl-C ends it between two pieces of work."""
+    with JobProgress(quiet=as_json) as progress, ends_between_tasks(progress):
         yield {
-            "out": options.pop("out"),
-            "engine": options.pop("engine"),
-            "resume": not options.pop("no_resume"),
-            "replace": options.pop("replace"),
-            "seed": options.pop("seed"),
+            "out": options["out"],
+            "engine": options["engine"],
+            "resume": not options["no_resume"],
+            "replace": options["replace"],
+            "seed": options["seed"],
             "progress": lambda done, total: progress(step, done, total),
         }
 
 
-def printed(report: BehaviorReport, *, chart: Path | None, as_json: bool, out: Path | None, titles: dict[str, str]) -> None:
-    """Summary, notes and some tables, or all of it as JSON; and the chart where one is asked for."""
+def printed(report: BehaviorReport, *, chart: Path | None, as_json: bool, out: Path | None) -> None:
+    """Summary, first table and notes, or all of it as JSON; and the chart where one is asked for."""
     if chart is not None:
         interp.plot.save_chart(report.plot(), chart)
     if as_json:
         show(report.to_dict(), as_json)
         return
     click.echo(report.summary())
-    for name, title in titles.items():
-        if len(report.tables[name]):
-            show(report.tables[name], as_json, title=title, limit=20)
+    frame = report.to_frame()
+    if len(frame):
+        show(frame, as_json, title=next(iter(report.TABLES)), limit=20)
     for note in report.notes:
         click.echo(f"Note: {note}")
     if out is not None:
         click.echo(f"Report: {out / 'report.html'}")
 
 
+def read_match(name: str | None) -> Any:
+    """What decides that two answers mean the same; None for the default."""
+    if name in (None, "exact"):
+        return None
+    if name == "embedding":
+        return interp.EmbeddingMatch(interp.load_sentence_encoder())
+    return interp.NLIMatch(interp.load_nli(name))
+
+
 def read_questions(source: str, n: int | None, form: str, seed: int) -> list[Question]:
     """Questions of a bundled set or a file, or TruthfulQA's own; of too many some, drawn by the seed in whole groups."""
     path = Path(source)
+    found: list[Any]
     if path.name in ("TruthfulQA.csv", "mc_task.json"):
         found = list(interp.load_truthfulqa(path, form, seed=seed))
     else:
@@ -80,8 +91,6 @@ def read_questions(source: str, n: int | None, form: str, seed: int) -> list[Que
 
 def drawn(questions: list[Question], n: int, seed: int) -> list[Question]:
     """About n questions, whole groups of them, in their order."""
-    import random
-
     groups = list(dict.fromkeys(str(question.group) for question in questions))
     random.Random(seed).shuffle(groups)
     taken: set[str] = set()

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 _UNITS = {
     "record": "texts", "log_likelihood": "texts", "fit": "places", "figures": "seeds", "vector": "vectors",
-    "settings": "settings",
+    "settings": "settings", "calibration": "parts", "questions": "parts",
 }  # fmt: skip
 _TITLES = {
     "record": "Recording activations",
@@ -26,6 +26,8 @@ _TITLES = {
     "figures": "Figures and intervals",
     "vector": "Vector",
     "settings": "Steering",
+    "calibration": "Reading documents",
+    "questions": "Asking questions",
 }
 _SECONDS_BETWEEN_LINES = 10.0
 

@@ -60,16 +60,20 @@ SIGNALS: dict[str, SignalInfo] = {
     "logprob_first": SignalInfo(-1, "log p of the answer's first token, nats"),
     "logprob_min": SignalInfo(-1, "log p of the answer's least probable token, nats"),
     "entropy_first": SignalInfo(+1, "entropy of the distribution that the first token is drawn from, nats"),
-    "entropy_mean": SignalInfo(+1, "the same, mean over the answer's tokens, nats"),
-    "entropy_max": SignalInfo(+1, "the same, largest of the answer's tokens, nats"),
-    "varentropy_mean": SignalInfo(+1, "variance of -log p under that distribution, mean over the tokens, nats²"),
+    "entropy_mean": SignalInfo(+1, "entropy of the next token's distribution, mean over the answer's tokens, nats"),
+    "entropy_max": SignalInfo(+1, "entropy of the next token's distribution, largest of the answer's tokens, nats"),
+    "varentropy_mean": SignalInfo(
+        +1, "variance of -log p under the next token's distribution, mean over the tokens, nats²"
+    ),
     "margin_mean": SignalInfo(-1, "probability of the top token less that of the second, mean over the tokens"),
     "p_top1_mean": SignalInfo(-1, "probability of the top token, mean over the tokens"),
     "attention_diffusion": SignalInfo(
         +1,
         "normalised entropy of attention without the first token (0 one key, 1 all alike), mean over heads and layers",
     ),
-    "attention_diffusion_all": SignalInfo(+1, "the same with the first token, which takes most of the attention"),
+    "attention_diffusion_all": SignalInfo(
+        +1, "the same as attention_diffusion with the first token, which takes most of the attention"
+    ),
     "attention_sink": SignalInfo(+1, "share of the attention at the text's first token, mean over heads and layers"),
     "settle_depth": SignalInfo(+1, "share of the blocks that ran before the first token's top prediction settled"),
     "lens_entropy": SignalInfo(+1, "entropy of the lens at the first token, mean over the middle layers, nats"),
@@ -249,7 +253,9 @@ def _run(
     width = tokens.ids.shape[1]
     end = _end(model)
     cells = np.split(batch.cells, np.cumsum([len(text.ids[:end]) for text in texts])[:-1])
-    places = [own[text.start - 1 : len(text.ids) - 1] for own, text in zip(cells, texts)]  # that predict each token of the answer
+    places = [
+        own[text.start - 1 : len(text.ids) - 1] for own, text in zip(cells, texts)
+    ]  # that predict each token of the answer
     sizes = [len(own) for own in places]
     flat = torch.from_numpy(np.concatenate(places))
     queries = Queries(

@@ -32,7 +32,10 @@ SIGNALS: dict[str, tuple[int, str]] = {
     "option_entropy": (1, "entropy of the softmax over the options' scores, nats"),
     "option_margin": (-1, "probability of the best option less that of the second"),
     "semantic_entropy": (1, "entropy over classes of meaning of the samples, by their counts, nats"),
-    "semantic_entropy_rao": (1, "the same over distinct samples by the model's probability of each, nats"),
+    "semantic_entropy_rao": (
+        1,
+        "entropy over classes of meaning, by the model's probability of each distinct sample, nats",
+    ),
     "self_consistency": (-1, "share of samples that mean what the answer says"),
     "eigenscore": (1, "mean log eigenvalue of the covariance of the samples' middle-layer streams"),
     "p_true": (-1, "P(True) when asked whether the answer is true"),

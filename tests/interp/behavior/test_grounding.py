@@ -240,7 +240,7 @@ def test_encoders_of_one_name_are_told_apart(model: HookedTransformer) -> None:
 
     found = [
         grounding_report(
-            model, questions(), documents(), conditions=["none", "retrieved"], encoder=Encoder(weights), n_boot=50
+            model, questions(), documents(), conditions=["none", "retrieved"], encoder=Encoder(weights), n_boot=100
         ).card["encoder"]
         for weights in ("one", "other")
     ]

@@ -247,6 +247,12 @@ def test_samples_follow_the_seed_and_are_counted() -> None:
     assert cut.card["tokens"] == 200
     assert cut.card["tokens_left_out"] == sum(len(text) - 11 for text in texts)
     assert "beyond max_tokens=11" in cut.notes[0]
+    # What the page says one should call holds every setting that a figure depends on.
+    for report, layers in ((first, "layers=[0, 1]"), (cut, "layers=None")):
+        code = text_page._again(report).code
+        assert layers in code
+        for name in ("max_tokens", "bands", "n_bins", "n_boot", "seed"):
+            assert f"{name}={report.card['settings'][name]!r}" in code
 
 
 # -------------------------------------------------------------------------------------------------------- broken runs

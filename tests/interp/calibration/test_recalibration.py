@@ -337,6 +337,14 @@ def test_one_p_for_all_rows_is_not_said_to_separate_them() -> None:
         assert "does not rank" in " ".join(found.notes)
 
 
+def test_a_single_group_that_judges_is_named() -> None:
+    p, y, _ = too_sure(200, seed=5)
+    report = recalibrate(p_true=p, y=y, groups=np.arange(200) // 100, kinds="platt", n_boot=50, n_null=0)
+    assert report.card["n_groups_test"] == 1
+    assert math.isnan(report.changes["brier_low"].iloc[0])
+    assert any("judges is a single group" in note for note in report.notes)
+
+
 def test_report_survives_a_file(tmp_path: Path) -> None:
     p, y, _ = too_sure(200, seed=5)
     report = recalibrate(p_true=p, y=y, n_boot=50, n_null=50)

@@ -153,6 +153,17 @@ def test_constant_and_empty_signals_say_nothing_and_are_named() -> None:
     assert all(math.isfinite(weight) for weight in report.stack.weight)
 
 
+def test_a_signal_without_an_error_is_not_perfect_for_sure() -> None:
+    wrong = np.arange(40) % 4 == 0
+    signals = pd.DataFrame({"perfect": wrong + 0.01 * np.arange(40), "noise": np.random.default_rng(0).random(40)})
+    found = row(stack_signals(signals, wrong, groups="rows", n_boot=100), "perfect")
+    assert found["auroc"] == found["high"] == 1
+    assert found["low"] == pytest.approx(0.7225, abs=1e-4)  # Wilson's, 10 of 10
+    alone = np.where(wrong, 0, np.arange(40) + 1)  # one group holds all that is wrong
+    with pytest.raises(ValueError, match="make no 5 folds"):
+        stack_signals(signals, wrong, groups=alone, n_boot=100)
+
+
 def test_refusals() -> None:
     signals, wrong = planted(60)
     with pytest.raises(ValueError, match="all 60 answers are right"):
