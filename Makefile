@@ -66,7 +66,7 @@ $(VENV)-peer/.ready: | $(BIN)/python
 	@touch $@
 
 bench: $(VENV)/.bench $(VENV)-peer/.ready
-	@for script in benchmarks/forward.py benchmarks/generate.py benchmarks/load.py benchmarks/record.py benchmarks/store_read.py benchmarks/heads.py benchmarks/patching.py benchmarks/sae.py benchmarks/sae_planted.py; do $(BIN)/python $$script || exit 1; done
+	@for script in benchmarks/forward.py benchmarks/generate.py benchmarks/load.py benchmarks/record.py benchmarks/store_read.py benchmarks/heads.py benchmarks/patching.py benchmarks/sae.py benchmarks/sae_planted.py benchmarks/uncertainty.py; do $(BIN)/python $$script || exit 1; done
 	@$(BIN)/python benchmarks/steering.py --peer-python $(VENV)-peer/bin/python
 
 clean:

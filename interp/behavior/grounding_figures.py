@@ -210,7 +210,7 @@ def abstention(
     first, second = grouped_split(groups, (0.5, 0.5), seed)
     steps = _steps(score)
     if not steps or (score[first] >= steps[0]).mean() < LEAST_ANSWERED:
-        note = "The search found something for fewer than a tenth of the questions to choose on: no threshold was chosen."
+        note = "The search finds passages for under a tenth of the questions to choose on: no threshold was chosen."
         return pd.DataFrame(columns=columns), {}, [note]
     curves = {"choose": _curve(score[first], wrong[first], steps), "check": _curve(score[second], wrong[second], steps)}
     table = pd.DataFrame([{"part": name, **row} for name, rows in curves.items() for row in rows], columns=columns)

@@ -33,7 +33,8 @@ def title(report: BehaviorReport) -> str:
 def summary(report: BehaviorReport) -> str:
     """The finding first, then its controls, the search, the threshold and the signals."""
     rows = {row["condition"]: row for row in report.tables["conditions"].to_dict("records")}
-    parts = [_effect(rows), _controls(rows, report.tables["answers"]), _search(report), _threshold(report), _signals(report), _power(rows)]
+    controls = _controls(rows, report.tables["answers"])
+    parts = [_effect(rows), controls, _search(report), _threshold(report), _signals(report), _power(rows)]
     return "\n\n".join(part for part in parts if part)
 
 

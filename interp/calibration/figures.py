@@ -186,8 +186,9 @@ class Figures:
     ) -> dict[str, Interval]:
         """95 % intervals from a bootstrap over groups 0 .. n_groups - 1.
 
-        Means and AUROC: percentiles. The errors: mirrored at the estimate, and from 0 where the null band holds it
-        (`CalibrationReport.ece_interval` says why); `l2_debiased` only where rows stand alone.
+        Means and AUROC: percentiles; Wilson's interval where no draw's AUROC differs from another. The errors: mirrored at
+        the estimate, and from 0 where the null band holds it (`CalibrationReport.ece_interval` says why); `l2_debiased` only
+        where rows stand alone.
         """
         if n_draws == 0:
             return {}
@@ -204,6 +205,8 @@ class Figures:
             if not len(values) or (name == "nll" and not math.isfinite(point["nll"])):
                 continue
             low, high = (float(end) for end in np.quantile(values, (0.025, 0.975)))
+            if name == "auroc" and np.ptp(values) < 1e-12:  # no draw differs, which so few groups cannot show for sure
+                low, high = self._same_auroc(float(values[0]), groups)
             if name in MIRRORED:
                 low, high = max(2 * point[name] - high, 0.0), max(2 * point[name] - low, 0.0)
                 if name in null_bands and point[name] <= null_bands[name][1]:
@@ -236,6 +239,12 @@ class Figures:
                 part["l2_square"] = debiased_square(gaps, weights @ right, weights @ bins)
             parts.append(part | {"auroc": self.auroc(weights[:, groups])})
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _same_auroc(self, auroc: float, groups: Int[np.ndarray, " row"]) -> Interval:
+        """Wilson's interval for so many trials as groups hold the rarer outcome; nothing is known from one such group."""
+        fewest = min(len(np.unique(groups[self.y == kind])) for kind in (0, 1))
+        low, high = wilson_interval(auroc, float(fewest)) if fewest > 1 else (0.0, 1.0)
+        return float(low), float(high)
 
     def _l2_interval(self, squares: Float[np.ndarray, " draw"]) -> Interval:
         """Ends for `l2_debiased` from bootstrap draws of its square.

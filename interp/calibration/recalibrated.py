@@ -191,7 +191,9 @@ def recalibrate(
     card: dict[str, Any] = {f"n_{name}": len(rows) for name, rows in parts.items()}
     card |= {f"n_groups_{name}": len(np.unique(codes[rows])) for name, rows in parts.items()}
     if card["n_groups_test"] == 1:
-        notes.append("no change has an interval: the part that judges is a single group, so its sampling cannot be seen")
+        notes.append(
+            "no change has an interval: the part that judges is a single group, so its sampling cannot be seen"
+        )
     card |= {"seed": seed, "n_bins": n_bins, "meaning": meaning, "fractions": list(fractions)}
     return RecalibrationReport(
         before=calibration_report(**{meaning: p[test]}, **held),

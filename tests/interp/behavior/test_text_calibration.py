@@ -16,6 +16,7 @@ from tiny import tiny_model
 
 from interp.artifact import atomic_write, hash_json
 from interp.behavior import text as module
+from interp.behavior import text_page
 from interp.behavior.text import TextCalibrationReport, text_calibration
 from interp.behavior.text_tokens import ALL_CLASSES, CLASSES, FREQUENCIES, class_of_text, token_classes
 from interp.dataset import grouped_split

@@ -114,12 +114,12 @@ def test_the_model_writes_the_answer_itself(tiny: HookedTransformer) -> None:
     assert any("limit of new tokens" in note for note in report.notes)
 
 
-def test_a_stop_within_the_last_token_that_fits_is_an_end(tiny: HookedTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_within_the_last_token_that_fits_is_an_end(
+    tiny: HookedTransformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tiny.generate(PROMPT, 2)
     stopped = dataclasses.replace(out.rows[0], stop_reason="stop", stop="\n")
-    monkeypatch.setattr(
-        HookedTransformer, "generate", lambda *_, **__: dataclasses.replace(out, rows=(stopped,))
-    )
+    monkeypatch.setattr(HookedTransformer, "generate", lambda *_, **__: dataclasses.replace(out, rows=(stopped,)))
     report = hallucination_trace(tiny, PROMPT, max_new_tokens=2)
     assert report.values["ended"]
     assert not any("limit of new tokens" in note for note in report.notes)
@@ -147,7 +147,8 @@ def test_signs_are_held_against_a_reference(tiny: HookedTransformer) -> None:
     with pytest.raises(ValueError, match="at least 20"):
         hallucination_trace(tiny, PROMPT, answer="Paris", reference=others.head(5))
     # Behind a single token attention has nothing to spread over: that is not a low value.
-    lacking = hallucination_trace(tiny, "Q", answer="Z", joint="", reference=others).tables["signals"].set_index("signal")
+    short = hallucination_trace(tiny, "Q", answer="Z", joint="", reference=others)
+    lacking = short.tables["signals"].set_index("signal")
     assert np.isnan(lacking.loc["attention_diffusion", "value"])
     assert np.isnan(lacking.loc["attention_diffusion", "quantile"])
 

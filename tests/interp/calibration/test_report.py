@@ -256,6 +256,16 @@ def test_auroc_interval_is_about_right() -> None:
 # ---------------------------------------------------------------------------------------------- meaning and values
 
 
+def test_an_auroc_without_an_error_is_not_perfect_for_sure() -> None:
+    y = np.arange(40) % 4 == 0
+    report = calibration_report(p_true=0.5 * y + 0.01 * np.arange(40), y=y, n_boot=100, n_null=0)
+    assert report.auroc == 1
+    assert report.intervals["auroc"] == pytest.approx((0.7225, 1.0), abs=1e-4)  # Wilson's, 10 of 10
+    alone = np.where(y, 0, np.arange(40) + 1)  # one group holds all of y = 1
+    report = calibration_report(p_true=0.5 * y + 0.01 * np.arange(40), y=y, groups=alone, n_boot=100, n_null=0)
+    assert report.intervals["auroc"] == (0.0, 1.0)
+
+
 def test_the_two_meanings_are_two_errors() -> None:
     rng = np.random.default_rng(1)
     p = rng.random(2000)
