@@ -102,7 +102,8 @@ def token_lines(
 
 
 def _panel(table: pd.DataFrame, column: str, title: str, order: list[str], start: int, *, last: bool) -> alt.LayerChart:
-    known = table.loc[table[column].notna(), ["row", "pos", column]].assign(part=1)
+    # Under a name of our own: Vega reads the dots and brackets of others as a path, and draws nothing.
+    known = table.loc[table[column].notna(), ["row", "pos", column]].rename(columns={column: "value"}).assign(part=1)
     known["part"] = ["answer" if pos >= start else "prompt" for pos in known["pos"]]
     axis = alt.Axis(
         labels=last, ticks=False, labelAngle=-90, labelFont=MONO, labelLimit=110, domainColor=GREY, labelOverlap=False
@@ -112,14 +113,14 @@ def _panel(table: pd.DataFrame, column: str, title: str, order: list[str], start
     values = alt.Axis(tickCount=3, grid=True, gridOpacity=0.25, titleLimit=200)
     base = alt.Chart(rows(known)).encode(
         x=alt.X("row:N", sort=order, title=None, axis=axis, scale=alt.Scale(domain=order)),
-        y=alt.Y(f"{column}:Q", title=_wrapped(title), scale=scale, axis=values),
+        y=alt.Y("value:Q", title=_wrapped(title), scale=scale, axis=values),
     )
     line = base.mark_line(color=GREY, strokeWidth=1.2, opacity=0.7)
     points = base.mark_point(filled=True, opacity=1, size=38).encode(
         color=alt.Color("part:N", title=None, legend=None).scale(domain=["prompt", "answer"], range=[BLUE, ORANGE]),
         tooltip=[
             alt.Tooltip("row:N", title="token"),
-            alt.Tooltip(f"{column}:Q", title=title, format=".3f"),
+            alt.Tooltip("value:Q", title=title, format=".3f"),
             alt.Tooltip("part:N", title="part"),
         ],
     )

@@ -50,7 +50,8 @@ def score_options(
 
     Returns:
         A row per option: question, option (indices), text, format, group, logprob_sum, logprob_mean (nats a token),
-        n_tokens, chosen (largest sum; the first of equals), right (it is the answer), and logprob_bare where asked.
+        n_tokens, chosen (largest sum; the first of equals), right (the answer, or one of
+        `meta["right"]` where a question has several), and logprob_bare where asked.
 
     The tokens of an option are those after the prompt when both are tokenised together. Where the last token of the
     prompt merges with the beginning of an option, all options of that question are scored from the last token that
@@ -58,7 +59,7 @@ def score_options(
 
     Raises:
         ValueError: no questions, an unknown format, an option without tokens, a sequence longer than the context, NaN
-            logits; `bare` where the last line of a prompt is empty.
+            logits; `bare` where a prompt is a single line, or its last one is empty.
     """
     if format not in FORMATS:
         raise ValueError(f"format must be 'text' or 'letter', got {format!r}")
@@ -86,7 +87,7 @@ def score_options(
     )
     best = frame.groupby("question")["logprob_sum"].idxmax()  # the first of equals
     frame["chosen"] = np.isin(np.arange(len(frame)), best.to_numpy())
-    frame["right"] = [questions[question].answer == option for question, option in place]
+    frame["right"] = [option in right_options(questions[question]) for question, option in place]
     if bare:
         frame["logprob_bare"] = _scores(model, [(_last_line(p, i), o) for i, (p, o) in enumerate(asked)], batch_size)[0]
     return frame
@@ -106,7 +107,7 @@ class AnswerReport:
     interval: Interval
     """95 %: Wilson's at the effective number of questions, where questions of a group go right or wrong together."""
     chance: float
-    """Accuracy of a blind guess: the mean of 1 / number of options."""
+    """Accuracy of a blind guess, the mean share of right options; by letter that of always saying the best letter, if higher."""
     calibration: CalibrationReport
     """Of p_top, the softmax of the scores over the options, against whether the choice was right."""
     choices: pd.DataFrame
@@ -167,7 +168,7 @@ def answer_report(
         n_bins, n_boot, n_null, seed: as in `calibration_report`.
 
     Raises:
-        ValueError: missing columns, several formats, a question without exactly one right option.
+        ValueError: missing columns, several formats, a question without a right or a wrong option.
     """
     if by not in SCORES:
         raise ValueError(f"by must be 'sum', 'mean' or 'pmi', got {by!r}")
@@ -183,15 +184,17 @@ def answer_report(
     rows, chances = [], []
     for question, options in frame.sort_values("option").groupby("question"):
         n_right = int(np.count_nonzero(options["right"]))
-        if n_right != 1:
-            raise ValueError(f"question {question} has {n_right} right options: it needs exactly one")
+        if not 0 < n_right < len(options):
+            raise ValueError(
+                f"question {question} has {n_right} right options of {len(options)}: it needs right and wrong ones"
+            )
         scores = options[SCORES[by]].to_numpy(dtype=float)
         if by == "pmi":
             scores = options["logprob_sum"].to_numpy(dtype=float) - scores
         best = int(scores.argmax())
         choice, confidence = options.iloc[best], float(1 / np.exp(scores - scores[best]).sum())
         rows.append((question, choice["group"], int(choice["option"]), confidence, bool(choice["right"])))
-        chances.append(1 / len(options))
+        chances.append(n_right / len(options))
     choices = pd.DataFrame(rows, columns=pd.Index(["question", "group", "chosen", "confidence", "right"]))
     right = choices["right"].to_numpy(dtype=bool)
     groups = None if all(pd.isna(group) for group in choices["group"]) else choices["group"].tolist()
@@ -203,10 +206,16 @@ def answer_report(
         n=len(choices),
         accuracy=float(right.mean()),
         interval=accuracy_interval(right, groups),
-        chance=float(np.mean(chances)),
+        chance=max(float(np.mean(chances)), _best_place(frame) if formats[0] == "letter" else 0.0),
         calibration=calibration_report(p_top=p_top, y=right, n_bins=n_bins, groups=groups, **draws),
         choices=choices,
     )
+
+
+def _best_place(frame: pd.DataFrame) -> float:
+    """Accuracy of always choosing the same place, the best one."""
+    n_right = np.bincount(frame["option"].to_numpy(dtype=int), frame["right"].to_numpy(dtype=float))
+    return float(n_right.max() / len(np.unique(frame["question"].to_numpy())))
 
 
 def accuracy_interval(right: Bool[np.ndarray, " question"], groups: Sequence[Any] | None = None) -> Interval:
@@ -218,7 +227,9 @@ def accuracy_interval(right: Bool[np.ndarray, " question"], groups: Sequence[Any
     """
     n, share = len(right), float(right.mean())
     effective = float(n)
-    if groups is not None:
+    if groups is not None and len(set(groups)) == 1:
+        effective = 1.0
+    elif groups is not None:
         codes, names = pd.factorize(pd.Series(list(groups), dtype=object))
         n_groups = len(names)
         off = np.bincount(codes, right - share)
@@ -229,6 +240,22 @@ def accuracy_interval(right: Bool[np.ndarray, " question"], groups: Sequence[Any
 
 
 # ------------------------------------------------------------------------------------------------------------ scoring
+
+
+def right_options(question: Question) -> set[int]:
+    """Places of all right options: `meta["right"]`, else the answer.
+
+    Raises:
+        ValueError: a column `right` that holds no places of options.
+    """
+    found = question.meta.get("right", [question.answer])
+    places = set(found) if isinstance(found, list | tuple | set) else {found}
+    if not all(type(place) is int and 0 <= place < len(question.options) for place in places):
+        raise ValueError(
+            f"the right options of {question.prompt[-60:]!r} are {found!r}: they are places from 0 to "
+            f"{len(question.options) - 1}; rename the column `right` if it says something else"
+        )
+    return places
 
 
 def _lettered(question: Question, index: int) -> tuple[str, tuple[str, ...]]:
@@ -242,11 +269,10 @@ def _lettered(question: Question, index: int) -> tuple[str, tuple[str, ...]]:
 
 
 def _last_line(prompt: str, index: int) -> str:
-    line = prompt.rpartition("\n")[2]
-    if not line.strip():
-        raise ValueError(
-            f"question {index}: the last line of its prompt is empty, so no option can be scored behind it alone"
-        )
+    before, _, line = prompt.rpartition("\n")
+    if not before.strip() or not line.strip():
+        why = "its prompt is a single line" if line.strip() else "the last line of its prompt is empty"
+        raise ValueError(f"question {index}: {why}, so no option can be scored behind a last line alone (bare=True)")
     return line
 
 

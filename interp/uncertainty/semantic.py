@@ -205,6 +205,7 @@ def semantic_entropy(
     n: int | Any = 10,
     *,
     match: Match | None = None,
+    questions: str | Sequence[str] | None = None,
     **sampling: Any,
 ) -> SemanticEntropy | list[SemanticEntropy]:
     """Sample answers and measure their semantic entropy.
@@ -214,6 +215,8 @@ def semantic_entropy(
         prompt: one, or several; it must end where the answer begins ("Question: ...?\\nAnswer:").
         n: answers to sample for each prompt.
         match: which answers mean the same; None for `ExactMatch()`.
+        questions: one a prompt (a text for one prompt), put before the answers for a match that wants it (`NLIMatch`), which
+            bare answers tell little; None for the bare answers.
         sampling: passed to `sample_answers` (max_new_tokens, temperature, top_k, top_p, stop, seed ...).
 
     Returns:
@@ -223,7 +226,10 @@ def semantic_entropy(
         ValueError: what `sample_answers` refuses, and what the match refuses.
     """
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-    found = semantic_entropies(sample_answers(model, prompts, n, **sampling), match)
+    asked = [questions] if isinstance(questions, str) else questions
+    if asked is not None and len(asked) != len(prompts):  # before anything is sampled
+        raise ValueError(f"there are {len(asked)} questions for {len(prompts)} prompts: give one for each")
+    found = semantic_entropies(sample_answers(model, prompts, n, **sampling), match, questions=asked)
     return found[0] if isinstance(prompt, str) else found
 
 

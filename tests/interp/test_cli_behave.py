@@ -86,7 +86,7 @@ def test_a_gate_is_fitted_to_a_report(tmp_path: Path, capsys: pytest.CaptureFixt
     answers = pd.DataFrame(
         {
             "task": "text", "question": range(900), "group": [f"g{i}" for i in range(900)], "prompt": "q", "answer": "a",
-            "right": ~wrong, "empty": False, "nll": wrong + 0.2 * rng.random(900), "margin_mean": rng.random(900),
+            "right": ~wrong, "empty": False, "cut": False, "nll": wrong + 0.2 * rng.random(900), "margin_mean": rng.random(900),
         }
     )  # fmt: skip
     empty = {name: pd.DataFrame(columns=pd.Index(columns)) for name, columns in QuestionReport.TABLES.items()}

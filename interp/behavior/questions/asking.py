@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from interp.dataset import Question
-from interp.meaning import answers_match
+from interp.meaning import answers_match, normalised
+from interp.uncertainty.questions import right_options
 
 GRADERS = ("match", "nearest")
 
@@ -66,8 +67,20 @@ def asked(questions: Sequence[Question], n_shots: int, seed: int) -> Asked:
             )
         if len(set(question.options)) != len(question.options) or len(question.options) < 2:
             raise ValueError(f"question {index} needs at least two options, all different, got {question.options!r}")
-        if not right_options(question) or not right_options(question) < set(range(len(question.options))):
-            raise ValueError(f"question {index} needs right and wrong options; meta['right'] or answer does not say so")
+        right = right_options(question)
+        if not right or len(right) == len(question.options) or question.answer not in right:
+            raise ValueError(
+                f"question {index} needs right and wrong options, and its answer must be a right one; meta['right'] is "
+                f"{sorted(right)} and the answer {question.answer}"
+            )
+    first: dict[str, int] = {}
+    for index, question in enumerate(questions):
+        other = questions[first.setdefault(question.prompt, index)]
+        if other.group != question.group:
+            raise ValueError(
+                f"questions {first[question.prompt]} and {index} have one prompt and two groups: the answer would stand on both "
+                "sides of a fit; keep one, or give them one group"
+            )
     order = random.Random(seed).sample(range(len(questions)), len(questions))
     shots: list[Question] = []
     for need_topic in (True, False):
@@ -87,21 +100,29 @@ def asked(questions: Sequence[Question], n_shots: int, seed: int) -> Asked:
     return Asked(left, tuple(shots), len(questions) - len(left) - len(shots))
 
 
-def right_options(question: Question) -> set[int]:
-    """Places of all right options."""
-    found = {int(place) for place in question.meta.get("right", [question.answer])}
-    return found if found <= set(range(len(question.options))) else set()
-
-
 def grade(question: Question, answer: str, grader: str, encoder: Any = None) -> bool:
     """Whether a free answer is right; an empty one is not."""
     if not answer.strip():
         return False
     right = right_options(question)
     if grader == "match":
-        return answers_match(answer, [question.options[place].strip() for place in sorted(right)])
+        matched = [
+            place
+            for place, option in enumerate(question.options)
+            if normalised(option) and answers_match(answer, option)
+        ]
+        # "New York City" begins with "New York": the longest option that fits is the one that was meant.
+        longest = max((len(normalised(question.options[place]).split()) for place in matched), default=0)
+        meant = {place for place in matched if len(normalised(question.options[place]).split()) == longest}
+        return bool(meant & right)
     vectors = np.asarray(encoder([answer, *(option.strip() for option in question.options)], truncate=True))
     return int((vectors[1:] @ vectors[0]).argmax()) in right
+
+
+def has_last_line(question: Question) -> bool:
+    """Whether an option can be scored behind the last line of the prompt alone."""
+    before, _, line = question.prompt.rpartition("\n")
+    return bool(before.strip() and line.strip())
 
 
 def to_json(question: Question) -> dict[str, Any]:

@@ -17,9 +17,9 @@ CURVES = 5
 """Signals of a task whose curves are drawn: the best ones."""
 RATES = ("accuracy", "low", "high", "chance", "confidence", "ece", "null_low", "null_high")
 EXAMPLES = 12
+"""Wrong answers that are listed."""
 PAIRS = 10
 """Pairs of signals that are printed."""
-"""Wrong answers that are listed."""
 
 
 def chart(report: BehaviorReport, name: str | None) -> Chart:
@@ -73,11 +73,13 @@ def summary(report: BehaviorReport) -> str:
     for task in dict.fromkeys(signals["task"]):
         part = signals.loc[signals["task"] == task]
         best = [_figure(row) for row in part.head(3).to_dict("records")]
-        unsure = int(np.count_nonzero(~part["reliable"].to_numpy(dtype=bool)))
+        reversed_ = int((part["high"] < 0.5).sum())
+        unsure = int(np.count_nonzero(~part["reliable"].to_numpy(dtype=bool))) - reversed_
         n_wrong = int(np.count_nonzero(~_of_task(report, task)["right"].to_numpy(dtype=bool)))
         lines.append(
             f"Doubt of wrong answers, {task} ({n_wrong} wrong of {len(_of_task(report, task))}), AUROC: {', '.join(best)}."
             + (f" {unsure} of {len(part)} signals are not told from chance." if unsure else "")
+            + (f" {reversed_} point the other way round." if reversed_ else "")
         )
     inside = report.tables["inside"].set_index("figure") if len(report.tables["inside"]) else pd.DataFrame()
     if "inside less output, accuracy" in inside.index:
@@ -91,7 +93,7 @@ def summary(report: BehaviorReport) -> str:
         )
         lines.append(
             f"A probe of the option's last token, fitted on other groups, is {word} the output: {row['value']:+.3f} "
-            f"({row['low']:+.3f} to {row['high']:+.3f})."
+            f"({row['low']:+.3f} to {row['high']:+.3f}). {_better(inside)}"
         )
     if len(signals):
         half = (signals["high"] - signals["low"]).median() / 2
@@ -99,6 +101,21 @@ def summary(report: BehaviorReport) -> str:
             f"At this n an AUROC is known to about ±{half:.2f}: smaller differences between signals say nothing."
         )
     return "\n\n".join(lines)
+
+
+def _better(inside: pd.DataFrame) -> str:
+    """How often the inside is right where the output is wrong, beside a blind pick."""
+    name, blind = (
+        "of the wrong outputs, the inside knows better",
+        "of the wrong outputs, a blind pick of another option",
+    )
+    if name not in inside.index:
+        return "No output is wrong."
+    row = inside.loc[name]
+    return (
+        f"Of {row['n']:.0f} wrong outputs it knows better in {row['value']:.2f} ({row['low']:.2f} to {row['high']:.2f}); a blind "
+        f"pick among the other options would in {inside.loc[blind, 'value']:.2f}."
+    )
 
 
 def _of_task(report: BehaviorReport, task: str) -> pd.DataFrame:
@@ -142,7 +159,7 @@ def _formats(report: BehaviorReport) -> Section:
         "gains over its prompt's last line alone (pmi). By letter: options are listed as A, B, ... and the letter is scored. "
         "Free: the greedy answer behind a few answered questions. A format whose interval covers chance is not informative: its "
         "answers say nothing, and neither would a ranking on them. Chance of a free answer is to say always the most "
-        "frequent one. Wording alone picks an option without any model.\n\n" + found.verdict
+        "frequent one. Wording alone picks an option without any model.\n\nOptions by their text: " + found.verdict
     )
     formats: dict[str, str] = dict.fromkeys(RATES, ".3f")
     table = Table(
@@ -165,7 +182,9 @@ def _signals(report: BehaviorReport) -> list[Section]:
                 f"Error among the answers that remain when the most doubtful ones are withheld, n = {n}.",
             ),
         ]
-        columns = ["signal", "auroc", "low", "high", "excess_aurc", "n", "n_missing", "meaning"]
+        columns = ["signal", "auroc", "low", "high", "excess_aurc", "n", "n_missing", "note", "meaning"]
+        if not part["note"].astype(bool).any():
+            columns.remove("note")
         table = Table(part[[name for name in columns if name in part]], f"All signals of {task}, best first, n = {n}.")
         text = (
             "Of a wrong and a right answer drawn at random, the AUROC is how often the wrong one has the higher doubt: 0.5 is "
@@ -190,7 +209,7 @@ def _added(report: BehaviorReport) -> Section | None:
             if name in shown
         ]
         said = f"{task}: the {min(PAIRS, len(pairs))} of {len(pairs)} pairs that gain most, and all signals together."
-        tables.append(Table(shown[columns], said, {"gain": "+.3f", "gain_low": "+.3f", "gain_high": "+.3f"}))
+        tables.append(Table(shown.loc[:, columns], said, {"gain": "+.3f", "gain_low": "+.3f", "gain_high": "+.3f"}))
     text = (
         "A logistic regression of each pair of signals, and of all, on groups that were not fitted on. The gain is over the "
         "better signal of the pair alone. Where its interval holds 0 the second signal adds nothing that shows here."
@@ -241,13 +260,18 @@ def _examples(report: BehaviorReport) -> Section | None:
 
 
 def _again(report: BehaviorReport) -> Section:
-    settings = report.values.get("settings", {})
-    shown = ", ".join(
-        f"{name}={value!r}" for name, value in settings.items() if name in ("n_samples", "n_shots", "seed", "grader")
+    settings, card = report.values.get("settings", {}), report.card
+    names = (
+        "n_samples", "n_shots", "max_new_tokens", "free", "p_true", "eigenscore", "grader", "sites", "n_folds", "n_bins",
+        "n_boot", "seed",
+    )  # fmt: skip
+    shown = "".join(f"\n    {name}={settings[name]!r}," for name in names if name in settings)
+    text = (
+        f"The questions are those whose hash is {card.get('questions', 'not known')}, n = {card.get('n_questions', 0)} beside "
+        f"the shown ones; meaning was compared by {(settings.get('match') or {'kind': 'normalised words'})}."
     )
     code = (
-        f"import interp\n\nmodel = interp.load({report.card.get('model', 'MODEL')!r})\n"
-        f'questions = interp.load_questions("questions")  # the same questions: hash {report.card.get("questions", "")}\n'
-        f"report = interp.question_report(model, questions, {shown})\nprint(report)"
+        f"import interp\n\nmodel = interp.load({card.get('model', 'MODEL')!r})\nquestions = interp.load_questions(SOURCE)\n"
+        f"report = interp.question_report(\n    model, questions,{shown}\n)\nprint(report)"
     )
-    return Section("Run it again", "", code=code)
+    return Section("Run it again", text, code=code)

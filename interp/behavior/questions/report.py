@@ -10,7 +10,7 @@ from interp.behavior.report import BehaviorReport
 from interp.plot import Chart
 from interp.report import Section
 
-ANSWERS = ("task", "question", "group", "prompt", "answer", "right", "empty")
+ANSWERS = ("task", "question", "group", "prompt", "answer", "right", "empty", "cut")
 """Columns of the answers beside their signals."""
 
 
@@ -31,7 +31,7 @@ class QuestionReport(BehaviorReport):
     WORDS: ClassVar[frozenset[str]] = frozenset(
         {
             "task", "signal", "meaning", "reliable", "format", "by", "informative", "figure", "letter", "group",
-            "prompt", "answer", "right", "empty", "site", "a", "b", "kind", "better", "adds", "note",
+            "prompt", "answer", "right", "empty", "cut", "site", "a", "b", "kind", "better", "adds", "note",
         }
     )  # fmt: skip
 

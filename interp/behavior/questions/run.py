@@ -14,14 +14,16 @@ import pandas as pd
 from interp import artifact
 from interp.behavior.pieces import divided, in_folder, run_pieces
 from interp.behavior.questions import tables
-from interp.behavior.questions.asking import GRADERS, Asked, asked, to_json
+from interp.behavior.questions.asking import GRADERS, Asked, asked, has_last_line, to_json
 from interp.behavior.questions.report import QuestionReport
 from interp.behavior.questions.work import FREE, TEXT, question_piece
 from interp.dataset import Question
 from interp.jobs import JobFolder, at_least
+from interp.meaning import load_sentence_encoder
 from interp.model import HookedTransformer
 from interp.model.inputs import refuse_encoder
 from interp.uncertainty.knowing import knowing_sites
+from interp.uncertainty.questions import right_options
 
 PIECE = 64
 """Questions in a piece of work."""
@@ -102,9 +104,12 @@ def question_report(
         "n_samples": n_samples, "max_new_tokens": max_new_tokens, "free": free, "p_true": p_true, "eigenscore": eigenscore,
         "grader": grader, "encoder": encoder if grader == "nearest" else None, "sites": places, "seed": seed,
         "batch_size": batch_size,
+        "pmi": all(map(has_last_line, chosen.questions)),
         "shots": [[shot.prompt, shot.options[shot.answer]] for shot in chosen.shots],
     }  # fmt: skip
     decides = {**settings, "match": None if match is None else match.describe()}
+    if grader == "nearest":
+        decides["encoder"] = load_sentence_encoder(encoder).describe()
     inputs = [to_json(question) for question in chosen.questions]
     job = {**decides, "n_shots": n_shots, "n_folds": n_folds, "n_bins": n_bins, "n_boot": n_boot}
 
@@ -155,18 +160,20 @@ def _report(
     questions, draws = chosen.questions, {"n_boot": job["n_boot"], "seed": job["seed"]}
     options = options.assign(
         group=[questions[i].group for i in options["question"]],
-        right=[questions[i].answer == place for i, place in zip(options["question"], options["option"])],
+        right=[place in right_options(questions[i]) for i, place in zip(options["question"], options["option"])],
     )
-    formats, reports, _ = tables.formats(options, answers, questions, n_bins=job["n_bins"], **draws)
+    formats, reports, unfitted = tables.formats(
+        options, answers, questions, grader=job["grader"], pmi=job["pmi"], n_bins=job["n_bins"], **draws
+    )
     told = formats.loc[formats["informative"].astype(bool)]
     informative = [TEXT] if ((told["format"] == TEXT) & (told["by"] == "sum")).any() else []
     informative += [FREE] if (told["format"] == FREE).any() else []
     folds = {"n_folds": job["n_folds"], "seed": job["seed"]}
-    answers, notes, knowing = tables.with_probes(answers, questions, streams["streams"], **folds)
+    answers, notes, knowing = tables.with_probes(answers, questions, streams, **folds)
     signals, curves, said = tables.ranked(answers, questions, informative, **draws)
     added, more = tables.added(answers, questions, informative, **folds, n_boot=job["n_boot"])
     inside, probe, lacking = tables.inside(options, questions, streams["option_streams"], **folds, n_boot=job["n_boot"])
-    notes += [*said, *more, *lacking, *_cautions(chosen, answers, informative)]
+    notes += [*unfitted, *said, *more, *lacking, *_cautions(chosen, options, answers, informative, job)]
     sites = [report.sites.assign(task=task) for task, report in knowing.items()]
     sites += [] if probe is None else [probe.sites.assign(task="options")]
     return QuestionReport(
@@ -181,7 +188,9 @@ def _report(
     )  # fmt: skip
 
 
-def _cautions(chosen: Asked, answers: pd.DataFrame, informative: Sequence[str]) -> list[str]:
+def _cautions(
+    chosen: Asked, options: pd.DataFrame, answers: pd.DataFrame, informative: Sequence[str], job: dict[str, Any]
+) -> list[str]:
     found = []
     if chosen.shots:
         shown = f"{len(chosen.shots)} questions stand with their answers before each free one"
@@ -189,6 +198,11 @@ def _cautions(chosen: Asked, answers: pd.DataFrame, informative: Sequence[str]) 
     n_empty = int(np.count_nonzero(answers["empty"].to_numpy(dtype=bool)))
     if n_empty:
         found.append(f"{n_empty} free answers are empty: they count as wrong, and have no signals of their tokens.")
+    if not job["pmi"]:
+        found.append(
+            "Some prompts are a single line: what an option gains over the last line alone (pmi) was left out."
+        )
+    found += _too_short(options, answers, job)
     for task in answers["task"].unique():
         n_wrong = int(np.count_nonzero(~answers.loc[answers["task"] == task, "right"].to_numpy(dtype=bool)))
         if task in informative and n_wrong < 30:
@@ -196,5 +210,26 @@ def _cautions(chosen: Asked, answers: pd.DataFrame, informative: Sequence[str]) 
     if not informative:
         found.append(
             "No format is told from chance: no signal was ranked, since there would be nothing to be right about."
+        )
+    return found
+
+
+def _too_short(options: pd.DataFrame, answers: pd.DataFrame, job: dict[str, Any]) -> list[str]:
+    """Free answers that the limit may have made wrong."""
+    free, limit = answers.loc[answers["task"] == FREE], job["max_new_tokens"]
+    if free.empty or job["grader"] != "match":
+        return []
+    found = []
+    n_cut = int(np.count_nonzero(free["cut"].to_numpy(dtype=bool)))
+    if n_cut:
+        found.append(
+            f"{n_cut} of {len(free)} free answers reached {limit} tokens before their end and are graded as they stand."
+        )
+    right = options.loc[(options["format"] == TEXT) & options["right"].astype(bool)]
+    n_long = int((right.groupby("question")["n_tokens"].min() > limit).sum())
+    if n_long:
+        found.append(
+            f"{n_long} questions have no right option of at most {limit} tokens, so their free answers cannot be right: raise "
+            "max_new_tokens, or use grader='nearest'."
         )
     return found

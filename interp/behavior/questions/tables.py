@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from interp.behavior.questions.asking import right_options
 from interp.behavior.questions.work import FREE, SIGNALS, TEXT
 from interp.bootstrap import grouped_interval, grouped_share
-from interp.calibration import CalibrationReport, calibration_report
+from interp.calibration import calibration_report
 from interp.calibration.ranking import rank_signals
 from interp.calibration.selective import selective_report
 from interp.calibration.stacking import stack_signals
@@ -27,7 +26,7 @@ from interp.probe.controls import text_logit
 from interp.probe.folds import held_out
 from interp.probe.inputs import check_groups
 from interp.uncertainty.knowing import PIKReport, p_ik
-from interp.uncertainty.questions import AnswerReport, accuracy_interval, answer_report
+from interp.uncertainty.questions import AnswerReport, accuracy_interval, answer_report, right_options
 
 FORMATS = (
     "format", "by", "n", "accuracy", "low", "high", "chance", "informative", "confidence", "ece", "null_low", "null_high",
@@ -45,59 +44,55 @@ POINTS = 40
 
 
 def formats(
-    options: pd.DataFrame, answers: pd.DataFrame, questions: Sequence[Question], *, n_bins: int, n_boot: int, seed: int
-) -> tuple[pd.DataFrame, dict[str, AnswerReport], CalibrationReport | None]:
-    """The table of all ways to ask, the reports on options by way, and the calibration of free answers (None without any)."""
-    rows, reports = [_wording(questions, seed, n_boot)], {}
+    options: pd.DataFrame, answers: pd.DataFrame, questions: Sequence[Question], *, grader: str, pmi: bool, n_bins: int,
+    n_boot: int, seed: int,
+) -> tuple[pd.DataFrame, dict[str, AnswerReport], list[str]]:  # fmt: skip
+    """The table of all ways to ask, the reports on options by way, and what could not be had."""
+    wording, notes = _wording(questions, seed, n_boot)
+    rows, reports = [wording], {}
+    draws = {"n_bins": n_bins, "n_boot": n_boot, "n_null": n_boot, "seed": seed}
     for format, by in WAYS:
-        part = options.loc[options["format"] == format]
-        report = answer_report(part, by=by, n_bins=n_bins, n_boot=n_boot, n_null=max(n_boot, 100), seed=seed)
+        if by == "pmi" and not pmi:
+            continue
+        report = answer_report(options.loc[options["format"] == format], by=by, **draws)
         reports[f"{format} {by}"] = report
         row = report.to_frame().iloc[0].to_dict()
         rows.append({name: row.get(name) for name in FORMATS if name != "brier"} | {"brier": report.calibration.brier})
     free = answers.loc[answers["task"] == FREE]
-    if free.empty:
-        return pd.DataFrame(rows, columns=pd.Index(FORMATS)), reports, None
+    if len(free):
+        rows += _free_rows(free, questions, grader, draws)
+    return pd.DataFrame(rows, columns=pd.Index(FORMATS)), reports, notes
+
+
+def _free_rows(
+    free: pd.DataFrame, questions: Sequence[Question], grader: str, draws: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Free answers, with two confidences: how many samples agree, and the probability of the answer."""
     groups, right = [str(question.group) for question in questions], free["right"].to_numpy(dtype=bool)
     low, high = accuracy_interval(right, groups)
     chance = _commonest(questions)
-    found: CalibrationReport | None = None
+    if grader == "nearest":  # any text is nearest to some option
+        chance = max(chance, float(np.mean([len(right_options(each)) / len(each.options) for each in questions])))
+    rows = []
     for by, column in (("agreement of samples", "self_consistency"), ("probability", "sequence_probability")):
-        p = free[column].to_numpy(dtype=float)
-        draws = {"n_boot": n_boot, "n_null": max(n_boot, 100), "seed": seed}
-        found = calibration_report(p_top=np.clip(p, 0, 1), y=right, n_bins=n_bins, groups=groups, **draws)
+        p = np.clip(free[column].to_numpy(dtype=float), 0, 1)
+        found = calibration_report(p_top=p, y=right, groups=groups, **draws)
         null_low, null_high = found.null_band or (None, None)
-        rows.append(
-            {
-                "format": FREE,
-                "by": by,
-                "n": len(free),
-                "accuracy": float(right.mean()),
-                "low": low,
-                "high": high,
-                "chance": chance,
-                "informative": low > chance,
-                "confidence": found.mean_p,
-                "ece": found.ece,
-                "null_low": null_low,
-                "null_high": null_high,
-                "auroc": found.auroc,
-                "brier": found.brier,
-            }
-        )
-    return pd.DataFrame(rows, columns=pd.Index(FORMATS)), reports, found
+        row = {"format": FREE, "by": by, "n": len(free), "accuracy": float(right.mean()), "low": low, "high": high}
+        row |= {"chance": chance, "informative": low > chance, "confidence": found.mean_p, "ece": found.ece}
+        rows.append(row | {"null_low": null_low, "null_high": null_high, "auroc": found.auroc, "brier": found.brier})
+    return rows
 
 
-def _wording(questions: Sequence[Question], seed: int, n_boot: int) -> dict[str, Any]:
-    """What picks the right option without a model."""
+def _wording(questions: Sequence[Question], seed: int, n_boot: int) -> tuple[dict[str, Any], list[str]]:
+    """What picks the right option without a model, and why it could not be fitted."""
+    row: dict[str, Any] = {"format": "wording alone", "by": "bag of words", "n": len(questions), "informative": False}
     try:
-        found = choice_baseline(questions, seed=seed, n_boot=max(n_boot, 100))
-    except ValueError:  # too few groups for folds: the row stays, without a figure
-        return {"format": "wording alone", "by": "bag of words", "n": len(questions), "informative": False}
-    return {
-        "format": "wording alone", "by": "bag of words", "n": found.n, "accuracy": found.accuracy, "low": found.low,
-        "high": found.high, "chance": found.chance, "informative": found.low > found.chance,
-    }  # fmt: skip
+        found = choice_baseline(questions, seed=seed, n_boot=n_boot)
+    except ValueError as error:
+        return row, [f"what the options' wording alone gives away was not fitted ({error})."]
+    row |= {"accuracy": found.accuracy, "low": found.low, "high": found.high, "chance": found.chance}
+    return row | {"informative": found.low > found.chance}, []
 
 
 def _commonest(questions: Sequence[Question]) -> float:
@@ -114,16 +109,28 @@ def _commonest(questions: Sequence[Question]) -> float:
 
 
 def with_probes(
-    answers: pd.DataFrame, questions: Sequence[Question], streams: dict[str, np.ndarray], *, n_folds: int, seed: int
+    answers: pd.DataFrame,
+    questions: Sequence[Question],
+    streams: dict[str, dict[str, np.ndarray]],
+    *,
+    n_folds: int,
+    seed: int,
 ) -> tuple[pd.DataFrame, list[str], dict[str, PIKReport]]:
-    """The answers with the columns p_ik and words, what could not be fitted, and the reports of P(I know) by task."""
+    """The answers with the columns p_ik and words, what could not be fitted, and the reports of P(I know) by task.
+
+    Args:
+        answers: in the order of the questions within each task.
+        questions: measured.
+        streams: `<task>_streams` -> site -> [question d], at the last token of the prompt that was answered.
+        n_folds, seed: of the fits.
+    """
     groups, notes, reports = [str(question.group) for question in questions], [], {}
     parts = []
     for task in answers["task"].unique():
         part = answers.loc[answers["task"] == task].copy()
         right = part["right"].to_numpy(dtype=bool)
         try:
-            found = p_ik(None, None, right, groups, streams=streams, n_folds=n_folds, seed=seed)
+            found = p_ik(None, None, right, groups, streams=streams[f"{task}_streams"], n_folds=n_folds, seed=seed)
         except ValueError as error:
             notes.append(f"{task}: no probe for what the model knows ({error})")
             parts.append(part.assign(p_ik=np.nan, words=np.nan))
@@ -179,7 +186,11 @@ def inside(
         _share("output right, inside wrong", model * (1 - probe), codes, n_boot, seed),
     ]
     if wrong.any():
+        blind = np.array([len(ok) / (size - 1) for ok, size in zip(good, sizes)])[wrong]
         rows.append(_share("of the wrong outputs, the inside knows better", probe[wrong], codes[wrong], n_boot, seed))
+        rows.append(
+            ("of the wrong outputs, a blind pick of another option", float(blind.mean()), np.nan, np.nan, len(blind))
+        )
     low, high = grouped_interval(probe - model, codes, seed, n_boot)
     rows.append(("inside less output, accuracy", float((probe - model).mean()), float(low), float(high), len(model)))
     return pd.DataFrame(rows, columns=pd.Index(INSIDE)), found, []
@@ -248,6 +259,8 @@ def _curve(
     if right[known].all() or not right[known].any():
         return pd.DataFrame(columns=pd.Index(CURVE_COLUMNS))
     kept = [group for group, there in zip(groups, known) if there]
+    if len(set(kept)) < 2:
+        return pd.DataFrame(columns=pd.Index(CURVE_COLUMNS))
     curve = selective_report(confidence=-doubt[known], y=right[known], groups=kept, n_boot=n_boot, seed=seed).curve
     if len(curve) > POINTS:
         coverage = curve["coverage"].to_numpy(dtype=float)
@@ -282,6 +295,11 @@ def added(
         table = found.to_frame()
         table.insert(0, "task", task)
         tables.append(table)
+        if "p_ik" in signals:
+            notes.append(
+                f"{task}: p_ik was itself fitted with labels of the other groups, so rows with it in the table of pairs are "
+                "slightly too good; its own figure stands among the signals."
+            )
     return (pd.concat(tables, ignore_index=True) if tables else pd.DataFrame({"task": []})), notes
 
 

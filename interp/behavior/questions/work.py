@@ -21,7 +21,7 @@ from interp.uncertainty.answers import answer_signals
 from interp.uncertainty.knowing import prompt_streams
 from interp.uncertainty.questions import score_options
 from interp.uncertainty.sample_spread import answer_eigenscores
-from interp.uncertainty.samples import AnswerSamples, sample_answers
+from interp.uncertainty.samples import GREEDY, AnswerSamples, sample_answers
 from interp.uncertainty.semantic import semantic_entropies
 from interp.uncertainty.truth_question import p_true
 
@@ -49,25 +49,31 @@ OPTIONS = ("question", "option", "format", "logprob_sum", "logprob_mean", "logpr
 def question_piece(
     model: HookedTransformer, settings: Mapping[str, Any], inputs: Sequence[dict[str, Any]]
 ) -> tuple[dict[str, np.ndarray], Any]:
-    """Arrays: streams [question site d] at the prompt's last token, and option_streams [option site d]. Values: `options`
-    (a row per option and format) and `answers` (a row per task and question)."""
+    """What is measured on a few questions.
+
+    Returns:
+        Arrays: streams [question site d] at the last token of the prompt that was answered, by task (text_streams,
+        free_streams), and option_streams [option site d] at the last token of each option. Values: `options` (a row per
+        option and format) and `answers` (a row per task and question).
+    """
     questions = [of_json(each) for each in inputs]
-    text = score_options(model, questions, bare=True, batch_size=settings["batch_size"])
+    text = score_options(model, questions, bare=settings["pmi"], batch_size=settings["batch_size"])
     letter = score_options(model, questions, format="letter", batch_size=settings["batch_size"])
     best = text.loc[text["chosen"]].sort_values("question")
     prompts, chosen = [question.prompt for question in questions], [str(option) for option in best["text"]]
     answers = [_choice_rows(model, questions, text, prompts, chosen, settings)]
+    sites = list(settings["sites"])
+    behind = [question.prompt + option for question in questions for option in question.options]
+    arrays = {"text_streams": _stacked(model, prompts, sites), "option_streams": _stacked(model, behind, sites)}
     if settings["free"]:
         samples = _samples(model, questions, settings)
         answers.append(_free_rows(model, questions, samples, settings))
+        arrays["free_streams"] = _stacked(model, samples.prompts, sites)
         answers[0]["self_consistency"] = [
             _agreement(samples.texts(index), option, question.prompt, settings)
             for index, (question, option) in enumerate(zip(questions, chosen))
         ]
-    sites = list(settings["sites"])
-    behind = [question.prompt + option for question in questions for option in question.options]
-    arrays = {"streams": _stacked(model, prompts, sites), "option_streams": _stacked(model, behind, sites)}
-    rows = pd.concat([text, letter.assign(logprob_bare=np.nan)], ignore_index=True)[list(OPTIONS)]
+    rows = pd.concat([text, letter], ignore_index=True).reindex(columns=list(OPTIONS))
     table = pd.concat(answers, ignore_index=True)
     return arrays, {"options": artifact.records(rows), "answers": artifact.records(table)}
 
@@ -82,7 +88,7 @@ def _choice_rows(
     settings: Mapping[str, Any],
 ) -> pd.DataFrame:  # fmt: skip
     """The option with the most probable text, and how sure the model was of it."""
-    frame = answer_signals(model, prompts, chosen, batch_size=settings["batch_size"])
+    frame = answer_signals(model, prompts, chosen, joint="", batch_size=settings["batch_size"])
     frame = frame[[name for name in OF_ANSWERS if name in frame]].copy()
     shape = [_shape(options["logprob_sum"].to_numpy(dtype=float)) for _, options in text.groupby("question")]
     frame["option_entropy"], frame["option_margin"] = [entropy for entropy, _ in shape], [margin for _, margin in shape]
@@ -92,7 +98,12 @@ def _choice_rows(
     best = text.loc[text["chosen"]].sort_values("question")["option"].tolist()
     right = [place in question.meta["right"] for question, place in zip(questions, best)]
     return frame.assign(
-        task=TEXT, question=range(len(questions)), answer=[a.strip() for a in chosen], right=right, empty=False
+        task=TEXT,
+        question=range(len(questions)),
+        answer=[a.strip() for a in chosen],
+        right=right,
+        empty=False,
+        cut=False,
     )
 
 
@@ -122,36 +133,38 @@ def _free_rows(
     asked = list(samples.prompts)
     if said:
         found = answer_signals(
-            model, [asked[i] for i in said], [f" {greedy[i]}" for i in said], batch_size=settings["batch_size"]
+            model,
+            [asked[i] for i in said],
+            [samples.token_ids(i, GREEDY) for i in said],
+            batch_size=settings["batch_size"],
         )
         for name in OF_ANSWERS:
             if name in found:
                 frame.loc[said, name] = found[name].to_numpy(dtype=float)
     frame["sequence_probability"] = np.exp(samples.greedy["logprob"].to_numpy(dtype=float))
-    meanings = semantic_entropies(samples, _match(settings))
+    meanings = semantic_entropies(
+        samples, _match(settings), questions=[bare(question.prompt) for question in questions]
+    )
     frame["semantic_entropy"] = [each.discrete for each in meanings]
     frame["semantic_entropy_rao"] = [each.rao for each in meanings]
-    frame["self_consistency"] = [
-        _agreement(samples.texts(index), text, question.prompt, settings)
-        for index, (question, text) in enumerate(zip(questions, greedy))
-    ]
+    frame["self_consistency"] = [each.greedy_share for each in meanings]
     if settings["eigenscore"]:
         frame["eigenscore"] = answer_eigenscores(model, samples)
     if settings["p_true"] and said:
         asks = [bare(questions[i].prompt) for i in said]
-        others = [samples.texts(i) for i in said]
+        others = [[text for text in samples.texts(i) if text] for i in said]
         frame.loc[said, "p_true"] = p_true(
             model, asks, [greedy[i] for i in said], others=others, batch_size=settings["batch_size"]
         )
     encoder = None if settings["grader"] == "match" else _encoder(settings["encoder"])
     right = [grade(question, text, settings["grader"], encoder) for question, text in zip(questions, greedy)]
-    empty = [not text for text in greedy]
-    return frame.assign(task=FREE, question=range(len(greedy)), answer=greedy, right=right, empty=empty)
+    empty, cut = [not text for text in greedy], ~samples.greedy["ended"].to_numpy(dtype=bool)
+    return frame.assign(task=FREE, question=range(len(greedy)), answer=greedy, right=right, empty=empty, cut=cut)
 
 
 def _agreement(texts: Sequence[str], answer: str, prompt: str, settings: Mapping[str, Any]) -> float:
     """Share of samples in the class of the answer."""
-    classes = meaning_classes([answer.strip(), *texts], _match(settings), prompt)
+    classes = meaning_classes([answer.strip(), *texts], _match(settings), bare(prompt))
     return float(np.mean([each == classes[0] for each in classes[1:]]))
 
 

@@ -9,11 +9,12 @@ import pytest
 from tiny import tiny_model
 
 from interp.behavior.questions import QuestionReport, question_report, tables
-from interp.behavior.questions.asking import asked, bare, grade, prompt_of, right_options
+from interp.behavior.questions.asking import asked, bare, grade, prompt_of
 from interp.behavior.questions.work import FREE, TEXT
 from interp.dataset import Question, load_questions
 from interp.engine import RayEngine
 from interp.model import HookedTransformer
+from interp.uncertainty.questions import right_options
 
 TOPICS = ("sums", "words")
 
@@ -54,6 +55,8 @@ def test_shown_questions_and_their_groups_are_not_measured() -> None:
         ([Question("q", (" a", " a"), 0, "g")], 0, "all different"),
         ([Question("q", (" a",), 0, "g")], 0, "at least two"),
         ([Question("q", (" a", " b"), 0, "g", {"right": [0, 1]})], 0, "right and wrong"),
+        ([Question("q", (" a", " b"), 0, "g", {"right": [1]})], 0, "must be a right one"),
+        ([Question("q", (" a", " b"), 0, "g"), Question("q", (" a", " b"), 0, "h")], 0, "two groups"),
         (made(1), 1, "leave none"),
     ],
 )
@@ -83,6 +86,9 @@ def test_grading() -> None:
     assert grade(question, "Lyon", "match")
     assert not grade(question, "Rome", "match")
     assert not grade(question, "  ", "match")
+    nested = Question("q", (" New York", " New York City", " ..."), 0, "g")
+    assert grade(nested, "New York, of course", "match")
+    assert not grade(nested, "New York City", "match")
     assert grade(question, "Lutetia", "nearest", Nearest())
     assert not grade(question, "Ravenna", "nearest", Nearest())
 
@@ -95,7 +101,7 @@ def planted(n_groups: int = 60) -> tuple[pd.DataFrame, list[Question]]:
     questions, rng = made(n_groups), np.random.default_rng(0)
     right = rng.random(len(questions)) < 0.6
     columns = {
-        "task": TEXT, "question": range(len(questions)), "right": right, "nll": -right + 0.01 * rng.random(len(right)),
+        "task": TEXT, "question": range(len(questions)), "right": right, "nll": 0.01 * rng.random(len(right)) - right,
         "margin_mean": right + 0.01 * rng.random(len(right)), "lens_kl": rng.random(len(right)), "n_tokens": 1.0,
     }  # fmt: skip
     return pd.DataFrame(columns), questions
@@ -146,6 +152,54 @@ def test_the_inside_is_found_where_it_knows_better() -> None:
     assert frame.set_index("figure").loc["inside less output, accuracy", "low"] > 0
 
 
+def scored(questions: list[Question], picked: list[int]) -> pd.DataFrame:
+    """Rows of both formats in which these options are the most probable ones."""
+    rows = [
+        {
+            "question": index, "option": place, "format": format, "logprob_sum": float(place == choice), "logprob_bare": 0.0,
+            "logprob_mean": float(place == choice), "n_tokens": 1, "group": question.group,
+            "right": place in right_options(question),
+        }
+        for format in ("text", "letter")
+        for index, (question, choice) in enumerate(zip(questions, picked))
+        for place in range(len(question.options))
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def free_answers(right: list[bool]) -> pd.DataFrame:
+    return pd.DataFrame({"task": FREE, "right": right, "self_consistency": 0.5, "sequence_probability": 0.5})
+
+
+def table_of(questions: list[Question], picked: list[int], answers: pd.DataFrame, **options: Any) -> pd.DataFrame:
+    settings: dict[str, Any] = {"grader": "match", "pmi": True, "n_bins": 5, "n_boot": 100, "seed": 0} | options
+    frame, _, _ = tables.formats(scored(questions, picked), answers, questions, **settings)
+    return frame.set_index(["format", "by"])
+
+
+def test_any_right_option_is_right() -> None:
+    several = [Question(f"q\n{i}", (" a", " b", " c", " d"), 0, f"g{i}", {"right": [0, 2]}) for i in range(40)]
+    frame = table_of(several, [2] * 40, free_answers([True] * 40))
+    assert frame.loc[("text", "sum"), "accuracy"] == 1
+    assert frame.loc[("text", "sum"), "chance"] == 0.5
+
+
+def test_always_the_same_letter_is_no_knowledge() -> None:
+    mostly_first = [Question(f"q\n{i}", (" a", " b", " c", " d"), i % 10 // 8, f"g{i}") for i in range(60)]
+    frame = table_of(mostly_first, [0] * 60, free_answers([True] * 60))
+    assert frame.loc[("letter", "sum"), "chance"] == 0.8
+    assert not frame.loc[("letter", "sum"), "informative"]
+
+
+def test_the_nearest_option_is_right_by_chance_at_times() -> None:
+    questions = [Question(f"q\n{i}", (f" {i}", f" {i}x"), 0, f"g{i}") for i in range(60)]
+    half = free_answers([i % 2 == 0 for i in range(60)])
+    by_match, nearest = table_of(questions, [0] * 60, half), table_of(questions, [0] * 60, half, grader="nearest")
+    assert by_match.loc[(FREE, "probability"), "informative"]
+    assert nearest.loc[(FREE, "probability"), "chance"] == 0.5
+    assert not nearest.loc[(FREE, "probability"), "informative"]
+
+
 # -------------------------------------------------------------------------------------------------------------- report
 
 
@@ -156,10 +210,11 @@ def small(model: HookedTransformer, **options: Any) -> QuestionReport:
 
 
 def test_a_model_that_knows_nothing_is_ranked_on_nothing(tmp_path: Path) -> None:
-    model = tiny_model()
+    model = tiny_model(n_ctx=256)
     report = small(model, out=tmp_path / "job")
     assert report.signals.empty
     assert any("No format is told from chance" in note for note in report.notes)
+    assert any("reached 3 tokens" in note for note in report.notes)
     assert set(report.answers["task"]) == {TEXT, FREE}
     assert len(report.answers) == 2 * 14
     assert "not informative" in report.summary()
@@ -173,7 +228,7 @@ def test_a_model_that_knows_nothing_is_ranked_on_nothing(tmp_path: Path) -> None
 
 
 def test_the_batch_size_changes_nothing() -> None:
-    model = tiny_model("gpt2")
+    model = tiny_model("gpt2", n_ctx=256)
     one, many = small(model, batch_size=1).answers, small(model, batch_size=32).answers
     numbers = [name for name in one if name not in QuestionReport.WORDS]
     np.testing.assert_allclose(one[numbers].to_numpy(float), many[numbers].to_numpy(float), atol=2e-4)
@@ -193,10 +248,17 @@ def test_values_out_of_range_are_refused(options: dict[str, Any], message: str) 
         question_report(tiny_model(), made(), **options)
 
 
+def test_prompts_of_one_line_have_no_pmi() -> None:
+    questions = [Question(f"{i} is", (f" {i}", f" {i + 1}"), i % 2, f"g{i}") for i in range(8)]
+    report = question_report(tiny_model(), questions, free=False, p_true=False, n_boot=100, n_folds=3)
+    assert "pmi" not in report.formats["by"].tolist()
+    assert any("single line" in note for note in report.notes)
+
+
 @pytest.mark.slow
 def test_ray_gives_the_same() -> None:
     pytest.importorskip("ray")
-    model = tiny_model()
+    model = tiny_model(n_ctx=256)
     assert small(model, engine=RayEngine(workers=1)).to_dict() == small(model).to_dict()
 
 

@@ -1,5 +1,7 @@
 """Charts of a trace: what they show, and what they refuse."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -56,6 +58,15 @@ def test_lines_leave_out_what_is_not_known() -> None:
     assert sorted(len(rows) for rows in parts) == [3, 3]
     assert {row["row"]: row["part"] for row in parts[0]}["2: ·c"] == "answer"
     assert "1: b" in to_svg(chart)
+    # Names with dots and brackets are names, not paths: points stand where the values are.
+    low, high = (
+        to_svg(token_lines(frame.assign(**{"probe a.b[0]": value}), {"probe a.b[0]": "x, 0 to 1"}))
+        for value in (0.2, 0.7)
+    )
+    places = [re.findall(r'translate\(([^)]*)\)" d="M3', svg) for svg in (low, high)]
+    assert len(places[0]) == len(places[1]) == 4
+    rise = [float(one.split(",")[1]) - float(other.split(",")[1]) for one, other in zip(*places)]
+    assert rise == pytest.approx([0.5 * 88] * 4)
     with pytest.raises(ValueError, match="no lines"):
         token_lines(frame, {})
     with pytest.raises(ValueError, match="81 tokens are too many"):

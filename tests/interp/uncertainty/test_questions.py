@@ -239,5 +239,6 @@ def test_pmi_takes_out_how_probable_an_option_is_anyway(tiny: HookedTransformer)
     assert report.choices["confidence"].tolist() == pytest.approx([1 / size for size in sizes])
     with pytest.raises(ValueError, match="bare=True"):
         answer_report(frame.drop(columns="logprob_bare"), by="pmi")
-    with pytest.raises(ValueError, match="last line"):
-        score_options(tiny, [Question("A:\n", (" b", " c"), 0)], bare=True)
+    for prompt in ("A:\n", "A:", "\nA:"):
+        with pytest.raises(ValueError, match=r"last line|single line"):
+            score_options(tiny, [Question(prompt, (" b", " c"), 0)], bare=True)

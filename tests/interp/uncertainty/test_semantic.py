@@ -150,6 +150,12 @@ def test_questions_go_to_a_match_that_wants_them() -> None:
     assert spy.asked[0] == ("Where? Paris", "Where? It's Paris")
     with pytest.raises(ValueError, match="there are 2 questions for 1 prompts"):
         semantic_entropies(by_hand([TEXTS]), spy, questions=["Where?", "Who?"])
+    spy.asked.clear()
+    semantic_entropy(tiny_model(), "Q: where?\nA:", 6, match=spy, questions="Where?", max_new_tokens=3, stop=None)
+    assert spy.asked
+    assert all(text.startswith("Where? ") for pair in spy.asked for text in pair)
+    with pytest.raises(ValueError, match="there are 2 questions for 1 prompts"):
+        semantic_entropy(tiny_model(), "Q: where?\nA:", 6, match=spy, questions=["Where?", "Who?"])
 
 
 # ------------------------------------------------------------------------------------------------------------ bounds
