@@ -1,5 +1,6 @@
 """One answer with its evidence: search, say nothing where too little is found, answer, and measure how grounded the answer is."""
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,7 +78,9 @@ class GroundedAnswer:
             "cosine": self.cosine, "log-probability gained by the evidence (nats)": self.gain,
         }  # fmt: skip
         shown = "; ".join(f"{name} {value:.2f}" for name, value in figures.items() if value is not None)
-        sources = ", ".join(self.found.loc[self.found["used"], "source"].astype(str))
+        used = self.found.loc[self.found["used"]].to_dict("records")
+        quoted = [textwrap.shorten(str(row["text"]), 100, placeholder=" ...") for row in used]
+        sources = ", ".join(f"{row['source']} ({text!r})" for row, text in zip(used, quoted))
         dropped = f" {self.n_dropped} passages did not fit into the context." if self.n_dropped else ""
         return f"{self.answer or '(an empty answer)'}\nFrom {sources}. {shown}.{dropped}"
 
