@@ -5,12 +5,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from interp.behavior.questions.work import FREE, TEXT
 from interp.behavior.report import BehaviorReport
 from interp.calibration import CalibrationReport
 from interp.plot import Chart, reliability, to_svg
 from interp.plot.style import INK
 from interp.plot.uncertainty import risk_coverage, signal_ranking
 from interp.report import Figure, Section, Table
+from interp.sites import short_name
 
 CHARTS = ("signals", "risk", "reliability")
 CURVES = 5
@@ -61,14 +63,7 @@ def calibration(report: BehaviorReport) -> CalibrationReport:
 
 def summary(report: BehaviorReport) -> str:
     """Accuracy, the best signals, the inside, and what this n can show."""
-    lines = []
-    for row in report.tables["formats"].to_dict("records"):
-        if row["format"] == "wording alone" or row["by"] == "probability":
-            continue
-        said = f"{row['format']} ({row['by']}): {row['accuracy']:.3f} right ({row['low']:.3f} to {row['high']:.3f}, "
-        said += f"n = {row['n']:.0f}), "
-        said += f"chance {row['chance']:.3f}"
-        lines.append(said + ("." if row["informative"] else ": not informative, left out of every ranking."))
+    lines = [_accuracies(report)]
     signals = report.tables["signals"]
     for task in dict.fromkeys(signals["task"]):
         part = signals.loc[signals["task"] == task]
@@ -101,6 +96,21 @@ def summary(report: BehaviorReport) -> str:
             f"At this n an AUROC is known to about ±{half:.2f}: smaller differences between signals say nothing."
         )
     return "\n\n".join(lines)
+
+
+def _accuracies(report: BehaviorReport) -> str:
+    """Each way to ask with its accuracy, beside chance."""
+    rows = [
+        row
+        for row in report.tables["formats"].to_dict("records")
+        if row["format"] != "wording alone" and row["by"] != "probability"
+    ]
+    said = [
+        f"{row['format']}{'' if row['format'] == FREE else ' (' + row['by'] + ')'} {row['accuracy']:.3f} ({row['low']:.3f} to "
+        f"{row['high']:.3f}; chance {row['chance']:.3f}{'' if row['informative'] else ', not informative: ranked on nothing'})"
+        for row in rows
+    ]
+    return f"Right answers of n = {rows[0]['n']:.0f}: {'; '.join(said)}."
 
 
 def _better(inside: pd.DataFrame) -> str:
@@ -228,7 +238,11 @@ def _inside(report: BehaviorReport) -> Section | None:
     tables = [Table(frame, "Shares of questions with 95 % intervals over groups.")]
     sites = report.tables["sites"]
     if len(sites):
-        tables.append(Table(sites, "Held-out figures of the probes at each place."))
+        shown = sites.assign(site=[short_name(str(site)) for site in sites["site"]])
+        said = (
+            "Held-out AUROC of the probes at each place, and how many folds chose it: of each task, and of the options."
+        )
+        tables.append(Table(shown.loc[:, ["task", "site", "auroc", "chosen"]], said))
     return Section("Does the inside know better?", text, (), tables)
 
 
@@ -249,13 +263,10 @@ def _examples(report: BehaviorReport) -> Section | None:
         return None
     tables = []
     for task in dict.fromkeys(wrong["task"]):
-        part = wrong.loc[wrong["task"] == task].sort_values("sequence_probability", ascending=False).head(EXAMPLES)
-        columns = [
-            name for name in ("prompt", "answer", "sequence_probability", "p_ik", "self_consistency") if name in part
-        ]
-        tables.append(
-            Table(part[columns], f"The surest of its wrong answers: {task}.", {"sequence_probability": ".3f"})
-        )
+        sure = "option_margin" if task == TEXT else "sequence_probability"
+        part = wrong.loc[wrong["task"] == task].sort_values(sure, ascending=False).head(EXAMPLES)
+        columns = [name for name in ("prompt", "answer", sure, "p_ik", "self_consistency") if name in part]
+        tables.append(Table(part[columns], f"The surest of its wrong answers: {task}.", {sure: ".3f"}))
     return Section("Wrong and sure of it", "", (), tables)
 
 

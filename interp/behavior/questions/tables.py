@@ -295,11 +295,11 @@ def added(
         table = found.to_frame()
         table.insert(0, "task", task)
         tables.append(table)
-        if "p_ik" in signals:
-            notes.append(
-                f"{task}: p_ik was itself fitted with labels of the other groups, so rows with it in the table of pairs are "
-                "slightly too good; its own figure stands among the signals."
-            )
+    if tables:
+        notes.append(
+            "p_ik was itself fitted with labels of the other groups, so what is combined with it is slightly too good; its own "
+            "figure stands among the signals."
+        )
     return (pd.concat(tables, ignore_index=True) if tables else pd.DataFrame({"task": []})), notes
 
 
