@@ -35,7 +35,8 @@ def load_behavior_report(path: str | os.PathLike[str] | Any) -> BehaviorReport:
             raise ValueError(f"the report in {place} is not finished: run it again, it goes on where it was")
         place = place / REPORT
     found = artifact.read_json(place)
-    kind = KINDS.get(found.get("kind", "")) if isinstance(found, dict) else None
+    name = found.get("kind") if isinstance(found, dict) else None
+    kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ValueError(f"{place} holds no behaviour report: those are {', '.join(KINDS)}")
     return kind.load(place)

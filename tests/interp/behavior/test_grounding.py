@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from far import far_workers
 from tiny import tiny_model
 
 from interp.behavior import grounding
@@ -372,10 +373,12 @@ def test_the_size_of_batches_changes_nothing_that_counts(model: HookedTransforme
     assert report.tables["answers"]["answer"].tolist() == other.tables["answers"]["answer"].tolist()
 
 
-@pytest.mark.slow
-def test_over_ray_the_same_comes_out(model: HookedTransformer, report: GroundingReport) -> None:
-    pytest.importorskip("ray")
+def test_over_ray_the_same_comes_out(
+    model: HookedTransformer, report: GroundingReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = far_workers(monkeypatch)
     far = grounding_report(model, questions(), documents(), leave_out=0.34, n_boot=200, engine="ray")
+    assert calls
     assert far.tables["answers"]["answer"].tolist() == report.tables["answers"]["answer"].tolist()
 
 

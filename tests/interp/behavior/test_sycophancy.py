@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from far import far_workers
 from tiny import tiny_model
 
 import interp
+from interp.artifact import atomic_write, hash_json
 from interp.behavior import sycophancy, sycophancy_scores
 from interp.behavior.sycophancy import SycophancyReport, sycophancy_report
 from interp.behavior.sycophancy_figures import layers_table, turning_layer
 from interp.behavior.sycophancy_steering import sycophancy_vector
 from interp.behavior.sycophancy_wordings import WORDINGS, Wording, conditions_of, drawn_wrong, item_of
 from interp.dataset import Question
-from interp.engine import RayEngine
 from interp.model import HookedTransformer
 from interp.uncertainty import score_options
 
@@ -213,10 +214,16 @@ def test_the_stated_option_is_wrong_drawn_and_the_same_in_all_wordings(model: Ho
 # -------------------------------------------------------------------------------------------------------------- jobs
 
 
+def plain_page(report: SycophancyReport, path: Path) -> Path:
+    """In place of `write_html`, whose charts take seconds."""
+    return atomic_write(path, hash_json(report.to_dict()))
+
+
 def test_a_killed_job_goes_on_and_gives_the_same_bytes(
     model: HookedTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sycophancy, "SIZE", 2)
+    monkeypatch.setattr(SycophancyReport, "write_html", plain_page)
     whole = sycophancy_report(model, asked(6), wordings=FEW, out=tmp_path / "whole")
 
     def stop(done: int, total: int) -> None:
@@ -256,7 +263,10 @@ def test_save_load_page_and_charts(model: HookedTransformer, tmp_path: Path) -> 
 # ---------------------------------------------------------------------------------------------------------- steering
 
 
-def test_a_vector_is_fitted_on_other_groups_and_steers(model: HookedTransformer, tmp_path: Path) -> None:
+def test_a_vector_is_fitted_on_other_groups_and_steers(
+    model: HookedTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SycophancyReport, "write_html", plain_page)
     questions = asked(16, 8)
     fit = [each for each in questions if each.group in ("g0", "g1", "g2", "g3")]
     test = [each for each in questions if each not in fit]
@@ -355,13 +365,14 @@ def test_strengths_and_nan_are_refused(model: HookedTransformer) -> None:
 # ---------------------------------------------------------------------------------------------------------- real model
 
 
-@pytest.mark.slow
-def test_workers_give_the_same(model: HookedTransformer) -> None:
+def test_workers_give_the_same(model: HookedTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
     vector = sycophancy_vector(model, asked(4), wordings=FEW)
     questions = [dataclasses.replace(each, group=f"n{i}", prompt=f"W{i}?\nA:") for i, each in enumerate(asked(4))]
     options: dict[str, Any] = {"wordings": FEW, "vector": vector, "strengths": [0.5], "n_random": 2}
     here = sycophancy_report(model, questions, **options)
-    there = sycophancy_report(model, questions, engine=RayEngine(workers=1), **options)
+    calls = far_workers(monkeypatch)
+    there = sycophancy_report(model, questions, engine="ray", **options)
+    assert calls
     for name, table in here.tables.items():
         for column in table.select_dtypes("number"):
             expected = pytest.approx(table[column].to_numpy(float), abs=1e-4, nan_ok=True)

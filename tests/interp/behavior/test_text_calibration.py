@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from crash import call, start, wait_for
+from far import far_workers
 from probe_jobs import finished_bytes
 from tiny import tiny_model
 
@@ -101,7 +102,9 @@ def test_a_temperature_that_a_lens_plants_at_a_layer_is_found_there() -> None:
     assert "tuned lens" in report.summary()
 
 
-def test_a_layer_without_a_best_temperature_says_so(tmp_path: Path) -> None:
+def test_a_layer_without_a_best_temperature_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The chart of its layers is drawn, those of the other parts take seconds and are drawn elsewhere.
+    monkeypatch.setattr(text_page, "reliability_panels", lambda bins: text_page.calibration_by_layer(layers))
     model = writer("bare")
     lens = scaling_lens(model, 1.0, 0.005)
     report = text_calibration(model, sampled("bare", 1.0, 20), lens=lens, **QUICK)
@@ -116,11 +119,12 @@ def test_a_layer_without_a_best_temperature_says_so(tmp_path: Path) -> None:
     loaded = TextCalibrationReport.load(report.save(tmp_path / "report.json"))
     assert hash_json(loaded.to_dict()) == hash_json(report.to_dict())
     assert loaded.to_dict()["tables"]["layers"][1]["temperature"] is None
+    layers = report.tables["layers"]
     page = report.write_html(tmp_path / "page.html").read_text()
     assert "no temperature: the best temperature lies beyond" in page
 
 
-def test_a_temperature_without_optimum_over_all_is_no_crash() -> None:
+def test_a_temperature_without_optimum_over_all_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     # Every token is the arg max: text of a greedy writer.
     model = writer()
     assert model.tokenizer is not None
@@ -133,7 +137,8 @@ def test_a_temperature_without_optimum_over_all_is_no_crash() -> None:
     assert report.tables["overall"]["accuracy"].item() == 1.0
     assert "No temperature: all" in report.summary()
     assert "at T = 1" in report.summary()
-    report.sections()
+    monkeypatch.setattr(text_page, "to_svg", lambda chart, **_: "")  # drawn elsewhere
+    assert report.sections()[0].title == "All tokens"
 
 
 # -------------------------------------------------------------------------------------------------------- plain oracles
@@ -157,7 +162,7 @@ def test_all_tokens_are_those_of_next_token_calibration() -> None:
 
 def test_layers_are_those_of_the_logit_lens() -> None:
     texts = sampled("llama", 1.0, 8, 20)
-    report = text_calibration(writer(), texts, layer_positions=100, **QUICK)
+    report = text_calibration(writer(), texts, layer_positions=100, n_boot=0, n_null=0)
     told = grouped_split([str(i) for i in range(8)], fractions=(0.5, 0.5), seed=0)[1]
     frame = report.tables["layers"]
     assert frame["site"].tolist() == ["embed", "resid_post:0", "resid_post:1"]
@@ -176,7 +181,7 @@ def test_layers_are_those_of_the_logit_lens() -> None:
 
 def test_the_parts_are_all_tokens_and_the_classes_all_probability() -> None:
     report = text_calibration(
-        writer(), sampled("llama", 1.0, 30), bands=(5, 20), layers=[0], layer_positions=3, **QUICK
+        writer(), sampled("llama", 1.0, 30), bands=(5, 20), layers=[0], layer_positions=3, n_boot=0, n_null=0
     )
     n = report.before.n
     positions, events, targets = (report.tables[name] for name in ("positions", "events", "targets"))
@@ -269,7 +274,9 @@ def run_job(out: Path, **options: Any) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TextCalibrationReport, "write_html", quick_page)
         texts = [f"text {i} says {i * i} and then " * (1 + i % 3) for i in range(40)]
-        return text_calibration(tiny_model(), texts, layer_positions=4, out=out, **QUICK, **options).before.n
+        return text_calibration(
+            tiny_model(), texts, layer_positions=4, out=out, n_boot=20, n_null=20, **options
+        ).before.n
 
 
 def stop_after(pieces: int) -> Callable[[int, int], None]:
@@ -304,7 +311,7 @@ def test_killed_runs_go_on_to_the_same_bytes(tmp_path: Path) -> None:
     call(run_job, tmp_path / "whole")
     whole = finished_bytes(tmp_path / "whole")
     killed = 0
-    for number in (1, 4, 8):
+    for number in (2, 7):
         out = tmp_path / f"broken-{number}"
         child = start(run_job, out)
         wait_for(
@@ -314,20 +321,19 @@ def test_killed_runs_go_on_to_the_same_bytes(tmp_path: Path) -> None:
         killed += child.end().signal is not None
         call(run_job, out)
         assert finished_bytes(out) == whole, number
-    assert killed >= 2
+    assert killed >= 1
 
 
-@pytest.mark.slow
-def test_workers_of_a_cluster_find_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="Ray is an extra: pip install 'interp-workbench[ray]'")
-    from interp.engine import RayEngine
-
+def test_workers_of_a_cluster_find_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_job(tmp_path / "here")
-    run_job(tmp_path / "there", engine=RayEngine(workers=2))
+    calls = far_workers(monkeypatch)
+    run_job(tmp_path / "there", engine="ray")
+    assert calls == [5, 4]
     assert finished_bytes(tmp_path / "there") == finished_bytes(tmp_path / "here")
 
 
-def test_two_lenses_of_one_kind_are_two_jobs(tmp_path: Path) -> None:
+def test_two_lenses_of_one_kind_are_two_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TextCalibrationReport, "write_html", quick_page)
     model, texts = writer("bare"), sampled("bare", 1.0, 6, 20)
     options: dict[str, Any] = {"out": tmp_path / "out", "layer_positions": 3, "n_boot": 0, "n_null": 0}
     text_calibration(model, texts, lens=scaling_lens(model, 1.0, 2.0), **options)
@@ -388,13 +394,13 @@ def test_models_lenses_and_sizes_that_do_not_fit_are_refused(tmp_path: Path, mon
 def test_charts_and_page(tmp_path: Path) -> None:
     report = text_calibration(writer(), sampled("llama", 2.0, 12, 30), layer_positions=10, **QUICK)
     assert set(report.to_frame()["part"]) == {"all"}
-    for name in (None, "layers", "reliability", "positions", "predicted", "events"):
-        assert report.plot(name).to_dict()
+    assert report.plot().to_dict() == report.plot("layers").to_dict()
     with pytest.raises(ValueError, match="this report has layers, reliability"):
         report.plot("bins")
     page = report.write_html(tmp_path / "page.html").read_text()
     for words in ("By layer", "drawn by seed 0", "10 of each text", "What this n can show", "ECE before"):
         assert words in page, words
+    assert page.count("<svg") == 5
     assert "nan" not in report.summary()
 
 

@@ -59,7 +59,7 @@ def test_a_class_is_a_binary_report_and_two_classes_are_one() -> None:
     assert two.brier == pytest.approx(2 * binary.brier, abs=1e-12)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 2)), min_size=1, max_size=20),
     st.randoms(use_true_random=False),
@@ -81,7 +81,7 @@ def test_order_and_duplication_change_nothing(rows: list[tuple[int, int, int]], 
     json.dumps(first.to_dict(), allow_nan=False)
 
 
-@pytest.mark.parametrize("n", [100, 500, 2000])
+@pytest.mark.parametrize("n", [100, 1000])
 def test_a_calibrated_source_lies_in_its_band(n: int) -> None:
     inside = {"ace": 0, "sce": 0}
     designs, runs = 8, 250

@@ -77,14 +77,14 @@ def grouped_source(n_groups: int, size: int, seed: int) -> tuple[pd.DataFrame, n
 
 def test_rows_of_a_group_are_not_counted_as_independent() -> None:
     kept = naive = 0
-    for seed in range(100):
+    for seed in range(50):
         signals, wrong, groups = grouped_source(150, 6, seed)
         gate = fit_gate(signals, wrong, risk=0.2, groups=groups, seed=seed)
         kept += true_risk(gate.threshold)[1] <= 0.2
         naive += true_risk(fit_gate(signals, wrong, risk=0.2, seed=seed).threshold)[1] <= 0.2
         assert gate.card["n_units"] == 90
-    assert kept >= binom.ppf(0.001, 100, 0.9)
-    assert naive < binom.ppf(0.001, 100, 0.9)
+    assert kept >= binom.ppf(0.001, 50, 0.9)
+    assert naive < binom.ppf(0.001, 50, 0.9)
 
 
 @pytest.mark.parametrize("size", [1, 5])

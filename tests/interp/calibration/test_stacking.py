@@ -106,7 +106,7 @@ def test_pooled_scores_would_push_noise_under_one_half() -> None:
     """Over folds together, models of a signal that says nothing rank by their offsets, against the outcome."""
     rng = np.random.default_rng(0)
     own, pooled = [], []
-    for seed in range(40):
+    for seed in range(20):
         wrong = (rng.permutation(33) < 11).astype(int)
         report = stack_signals(
             pd.DataFrame({"noise": rng.normal(size=33)}), wrong, groups="rows", n_boot=100, seed=seed
@@ -119,12 +119,12 @@ def test_pooled_scores_would_push_noise_under_one_half() -> None:
 def test_false_finds_are_rare_over_all_pairs_together() -> None:
     rng = np.random.default_rng(4)
     finds = 0
-    for seed in range(12):
-        noise = pd.DataFrame(rng.normal(size=(150, 4)), columns=list("abcd"))
-        wrong = np.arange(150) % 3 == 0
+    for seed in range(8):
+        noise = pd.DataFrame(rng.normal(size=(100, 3)), columns=list("abc"))
+        wrong = np.arange(100) % 3 == 0
         report = stack_signals(noise, wrong, groups="rows", n_boot=100, seed=seed)
         finds += report.frame.loc[report.frame["kind"] == "pair", "adds"].any()
-    assert finds <= 3  # 0.6 are expected; P(more than 3) is under 1 %
+    assert finds <= 2  # 0.4 are expected; P(more than 2) is under 1 %
 
 
 def test_a_file_gives_the_same(tmp_path: Path) -> None:

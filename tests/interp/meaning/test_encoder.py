@@ -94,7 +94,7 @@ def tiny_encoder(tmp_path_factory: pytest.TempPathFactory) -> SentenceEncoder:
     ),
     size=st.integers(1, 9),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_a_vector_is_its_texts_alone(tiny_encoder: SentenceEncoder, texts: list[str], size: int) -> None:
     found = tiny_encoder(texts, batch_size=size)
     for row, text in zip(found, texts):
