@@ -8,7 +8,7 @@ name of a kind are its parts.
 
 from interp.behavior.gate import GateReport, gate_report
 from interp.behavior.grounding import GroundingReport, grounding_report
-from interp.behavior.grounding_answer import GroundedAnswer, grounded_answer
+from interp.behavior.grounding.answer import GroundedAnswer, grounded_answer
 from interp.behavior.loading import load_behavior_report
 from interp.behavior.questions import QuestionReport, question_report
 from interp.behavior.report import BehaviorReport

@@ -12,17 +12,17 @@ import torch
 from far import far_workers
 from tiny import tiny_model
 
-from interp.behavior import grounding
-from interp.behavior.grounding import GroundingReport, drawn_questions, grounded_answer, grounding_report
-from interp.behavior.grounding_figures import abstention
-from interp.behavior.grounding_measures import (
+from interp.behavior.grounding import GroundingReport, grounded_answer, grounding_report
+from interp.behavior.grounding import run as grounding
+from interp.behavior.grounding.figures import abstention
+from interp.behavior.grounding.measures import (
     answer_logprob,
     attention_shares,
     best_cosines,
     sentence_support,
     word_support,
 )
-from interp.behavior.grounding_prompts import (
+from interp.behavior.grounding.prompts import (
     Reading,
     Template,
     asked,
@@ -32,7 +32,8 @@ from interp.behavior.grounding_prompts import (
     said_otherwise,
     spelled,
 )
-from interp.behavior.grounding_work import DISTRACTOR, GOLD, MISLEADING, MISSING, NONE, RETRIEVED
+from interp.behavior.grounding.run import drawn_questions
+from interp.behavior.grounding.work import DISTRACTOR, GOLD, MISLEADING, MISSING, NONE, RETRIEVED
 from interp.dataset import Question, load_corpus, load_questions
 from interp.meaning.passages import passages_of, sentences
 from interp.meaning.retrieval import BM25Retriever

@@ -13,11 +13,12 @@ from tiny import tiny_model
 
 import interp
 from interp.artifact import atomic_write, hash_json
-from interp.behavior import sycophancy, sycophancy_scores
 from interp.behavior.sycophancy import SycophancyReport, sycophancy_report
-from interp.behavior.sycophancy_figures import layers_table, turning_layer
-from interp.behavior.sycophancy_steering import sycophancy_vector
-from interp.behavior.sycophancy_wordings import WORDINGS, Wording, conditions_of, drawn_wrong, item_of
+from interp.behavior.sycophancy import run as sycophancy
+from interp.behavior.sycophancy import scores as sycophancy_scores
+from interp.behavior.sycophancy.figures import layers_table, turning_layer
+from interp.behavior.sycophancy.steering import sycophancy_vector
+from interp.behavior.sycophancy.wordings import WORDINGS, Wording, conditions_of, drawn_wrong, item_of
 from interp.dataset import Question
 from interp.model import HookedTransformer
 from interp.uncertainty import score_options

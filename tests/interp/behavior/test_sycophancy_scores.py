@@ -6,8 +6,8 @@ import pytest
 import torch
 from tiny import tiny_model
 
-from interp.behavior.sycophancy_scores import scored, token_logits
-from interp.behavior.sycophancy_wordings import Wording, item_of
+from interp.behavior.sycophancy.scores import scored, token_logits
+from interp.behavior.sycophancy.wordings import Wording, item_of
 from interp.dataset import Question
 from interp.model import HookedTransformer
 from interp.uncertainty import score_options

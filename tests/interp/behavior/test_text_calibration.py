@@ -16,10 +16,9 @@ from probe_jobs import finished_bytes
 from tiny import tiny_model
 
 from interp.artifact import atomic_write, hash_json
-from interp.behavior import text as module
-from interp.behavior import text_page
-from interp.behavior.text import TextCalibrationReport, text_calibration
-from interp.behavior.text_tokens import ALL_CLASSES, CLASSES, FREQUENCIES, class_of_text, token_classes
+from interp.behavior.text import TextCalibrationReport, page, text_calibration
+from interp.behavior.text import run as module
+from interp.behavior.text.tokens import ALL_CLASSES, CLASSES, FREQUENCIES, class_of_text, token_classes
 from interp.dataset import grouped_split
 from interp.lens import TunedLens, logit_lens
 from interp.model import HookedTransformer
@@ -255,7 +254,7 @@ def test_samples_follow_the_seed_and_are_counted() -> None:
     assert "beyond max_tokens=11" in cut.notes[0]
     # What the page says one should call holds every setting that a figure depends on.
     for report, layers in ((first, "layers=[0, 1]"), (cut, "layers=None")):
-        code = text_page._again(report).code
+        code = page._again(report).code
         assert layers in code
         for name in ("max_tokens", "bands", "n_bins", "n_boot", "seed"):
             assert f"{name}={report.card['settings'][name]!r}" in code
@@ -383,7 +382,7 @@ def test_models_lenses_and_sizes_that_do_not_fit_are_refused(tmp_path: Path, mon
         text_calibration(writer("bare"), texts, lens=broken)
     with writer().hooks({"resid_post:0": lambda value, _: value}), pytest.raises(ValueError, match="has hooks"):
         text_calibration(writer(), texts, out=tmp_path / "out")
-    monkeypatch.setattr("interp.behavior.text_rows.STREAM_BYTES", 1000)
+    monkeypatch.setattr("interp.behavior.text.rows.STREAM_BYTES", 1000)
     with pytest.raises(ValueError, match="lower max_tokens or layer_positions"):
         text_calibration(writer(), texts)
 

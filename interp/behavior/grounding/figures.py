@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from interp.behavior.grounding_measures import sentence_support, word_support
-from interp.behavior.grounding_prompts import query_of
-from interp.behavior.grounding_work import CONDITIONS, MISLEADING, MISSING, NONE, RETRIEVED
+from interp.behavior.grounding.measures import sentence_support, word_support
+from interp.behavior.grounding.prompts import query_of
+from interp.behavior.grounding.work import CONDITIONS, MISLEADING, MISSING, NONE, RETRIEVED
 from interp.bootstrap import grouped_interval, grouped_share
 from interp.calibration.ranking import rank_signals
 from interp.dataset import grouped_split

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from interp.behavior.text_figures import FEW_GROUPS
+from interp.behavior.text.figures import FEW_GROUPS
 from interp.plot import Chart, reliability, to_svg
 from interp.plot.style import INK
 from interp.plot.token_calibration import STATES, calibration_by_layer, calibration_by_part, reliability_panels
 from interp.report import Figure, Section, Table
 
 if TYPE_CHECKING:
-    from interp.behavior.text import TextCalibrationReport
+    from interp.behavior.text.run import TextCalibrationReport
 
 CHARTS = ("layers", "reliability", "positions", "predicted", "events")
 SHOWN = ("accuracy", "ece_before", "null_before_high", "ece_after", "null_after_high", "nll_before", "nll_after")

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from interp.behavior.report import BehaviorReport
-from interp.behavior.sycophancy_wordings import MENTION, OPINION, POOLED, THIRD
+from interp.behavior.sycophancy.wordings import MENTION, OPINION, POOLED, THIRD
 from interp.plot import Chart, to_svg
 from interp.plot.style import INK
 from interp.plot.sycophancy import sycophancy_accuracy, sycophancy_layers, sycophancy_shifts, sycophancy_steering

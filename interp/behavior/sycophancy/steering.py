@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 
 from interp import artifact
-from interp.behavior.sycophancy_figures import Scores, flip_share, mean_over, names_of
-from interp.behavior.sycophancy_wordings import (
+from interp.behavior.sycophancy.figures import Scores, flip_share, mean_over, names_of
+from interp.behavior.sycophancy.wordings import (
     MENTION,
     OPINION,
     Wording,

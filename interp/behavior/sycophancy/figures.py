@@ -18,7 +18,7 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 from scipy.special import logsumexp
 
-from interp.behavior.sycophancy_wordings import MENTION, NONE, OPINION, POOLED, THIRD, Wording
+from interp.behavior.sycophancy.wordings import MENTION, NONE, OPINION, POOLED, THIRD, Wording
 from interp.bootstrap import grouped_interval, grouped_share, wilson_interval
 
 NOT_MEASURED = float("nan")

@@ -15,8 +15,8 @@ import pandas as pd
 from jaxtyping import Int
 
 from interp import sites as site_names
-from interp.behavior.text_rows import TextRows
-from interp.behavior.text_tokens import ALL_CLASSES, CLASSES, TokenClasses, band_names, band_of
+from interp.behavior.text.rows import TextRows
+from interp.behavior.text.tokens import ALL_CLASSES, CLASSES, TokenClasses, band_names, band_of
 from interp.bootstrap import ratio_interval
 from interp.calibration import CalibrationReport, calibration_report
 

@@ -1,11 +1,11 @@
 """Does a model follow the user's opinion, or only repeat what was said?
 
 1. Each multiple-choice question is asked without an opinion, with the right option as the user's opinion, and with a wrong
-   one, in several wordings; options are scored by their text, in nats (`sycophancy_wordings`, `sycophancy_scores`).
+   one, in several wordings; options are scored by their text, in nats (`wordings`, `scores`).
 2. Controls bring up the same option without an opinion of the user. A text that was just read becomes more probable by
-   itself, so sycophancy is what an opinion does *beyond a mention* (`sycophancy_figures`).
+   itself, so sycophancy is what an opinion does *beyond a mention* (`figures`).
 3. Through the logit lens: from which layer on the stated option is ahead. With a vector: what steering against it does and
-   costs, beside random directions (`sycophancy_steering`).
+   costs, beside random directions (`steering`).
 4. A format whose accuracy without an opinion cannot be told from chance is not informative: its flips mean nothing.
 
 Sharma et al. 2023 (arXiv 2310.13548) measure the change of accuracy under a stated opinion; the mention control, the
@@ -20,10 +20,10 @@ import numpy as np
 import pandas as pd
 
 from interp import artifact
-from interp.behavior import sycophancy_page as page
 from interp.behavior.pieces import Piece, divided, in_folder, run_pieces
 from interp.behavior.report import BehaviorReport
-from interp.behavior.sycophancy_figures import (
+from interp.behavior.sycophancy import page
+from interp.behavior.sycophancy.figures import (
     LAYER_COLUMNS,
     Scores,
     contrasts_table,
@@ -33,8 +33,8 @@ from interp.behavior.sycophancy_figures import (
     turning_layer,
     wordings_table,
 )
-from interp.behavior.sycophancy_scores import lettered, score_piece
-from interp.behavior.sycophancy_steering import (
+from interp.behavior.sycophancy.scores import lettered, score_piece
+from interp.behavior.sycophancy.steering import (
     N_RANDOM,
     STRENGTHS,
     SteerPlan,
@@ -43,7 +43,7 @@ from interp.behavior.sycophancy_steering import (
     steered_conditions,
     steering_table,
 )
-from interp.behavior.sycophancy_wordings import (
+from interp.behavior.sycophancy.wordings import (
     KINDS,
     NONE,
     Wording,

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.behavior.grounding_prompts import Reading
+from interp.behavior.grounding.prompts import Reading
 from interp.meaning.passages import sentences
 from interp.meaning.retrieval import search_words, unit_rows
 from interp.model import HookedTransformer

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from interp.artifact import provenance
-from interp.behavior import grounding_figures as figures
-from interp.behavior import grounding_page as page
-from interp.behavior.grounding_answer import GroundedAnswer, grounded_answer
-from interp.behavior.grounding_measures import best_cosines
-from interp.behavior.grounding_prompts import Template, drawn, needs_tokenizer, query_of
-from interp.behavior.grounding_work import CONDITIONS, MISSING, NEED_GOLD, NONE, gold_passages, group_of, items_of, work
+from interp.behavior.grounding import figures, page
+from interp.behavior.grounding.answer import GroundedAnswer, grounded_answer
+from interp.behavior.grounding.measures import best_cosines
+from interp.behavior.grounding.prompts import Template, drawn, needs_tokenizer, query_of
+from interp.behavior.grounding.work import CONDITIONS, MISSING, NEED_GOLD, NONE, gold_passages, group_of, items_of, work
 from interp.behavior.pieces import divided, in_folder, run_pieces
 from interp.behavior.report import BehaviorReport
 from interp.calibration.ordering import LEAST_BOOT

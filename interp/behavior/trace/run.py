@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import pandas as pd
 
 from interp import artifact
-from interp.behavior import trace_page
 from interp.behavior.report import BehaviorReport
-from interp.behavior.trace_measure import measure
+from interp.behavior.trace import page
+from interp.behavior.trace.measure import measure
 from interp.lens.translate import Translator
 from interp.model import HookedTransformer
 from interp.model.inputs import refuse_encoder
@@ -52,7 +52,7 @@ class TraceReport(BehaviorReport):
 
     def summary(self) -> str:
         """Where the answer formed, what was lost, which signs of doubt are high."""
-        return trace_page.summary(self)
+        return page.summary(self)
 
     def title(self) -> str:
         """Of the page."""
@@ -60,7 +60,7 @@ class TraceReport(BehaviorReport):
 
     def sections(self) -> list[Section]:
         """Of the page."""
-        return trace_page.sections(self)
+        return page.sections(self)
 
     def plot(self, name: str | None = None) -> Chart:
         """A chart by name.
@@ -69,7 +69,7 @@ class TraceReport(BehaviorReport):
             name: "layers" (the lens' guess at each layer and token; None), "tokens" (numbers along the tokens) or "rivals"
                 (the answer's first token by layer).
         """
-        return trace_page.draw(self, name)
+        return page.draw(self, name)
 
     @property
     def answer(self) -> pd.DataFrame:
@@ -149,4 +149,4 @@ def hallucination_trace(
         "reference": 0 if reference is None else len(reference),
         "provenance": artifact.provenance(),
     }
-    return TraceReport(found.tables, values, card, trace_page.notes(values, lens is None))
+    return TraceReport(found.tables, values, card, page.notes(values, lens is None))

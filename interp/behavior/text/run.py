@@ -1,10 +1,10 @@
 """Is a language model right as often as it says, token by token: over all, by position, by kind of token, layer by layer?
 
 1. Documents are halved. One half fits temperatures, the other is reported (`text_rows`).
-2. One pass over the texts keeps the streams of the rows that are scored (`text_work.read_streams`, in pieces of texts).
+2. One pass over the texts keeps the streams of the rows that are scored (`work.read_streams`, in pieces of texts).
 3. The next token, and each layer through the logit lens or a lens that is given, gets a temperature of its own and is read
-   before and after it (`text_work.read_place`, a piece each).
-4. The tables (`text_figures`) and the page (`text_page`) are made of that.
+   before and after it (`work.read_place`, a piece each).
+4. The tables (`figures`) and the page (`page`) are made of that.
 
 Temperature scaling: Guo et al. 2017. The logit lens: nostalgebraist 2020; the tuned lens: Belrose et al. 2023.
 """
@@ -20,12 +20,12 @@ from torch import Tensor
 
 from interp import artifact, jobs
 from interp import sites as site_names
-from interp.behavior import text_figures, text_page
 from interp.behavior.pieces import Piece, Result, in_folder, run_pieces
 from interp.behavior.report import BehaviorReport
-from interp.behavior.text_rows import TextRows, text_rows
-from interp.behavior.text_tokens import ALL_CLASSES, TokenClasses, token_classes
-from interp.behavior.text_work import read_place, read_streams
+from interp.behavior.text import figures, page
+from interp.behavior.text.rows import TextRows, text_rows
+from interp.behavior.text.tokens import ALL_CLASSES, TokenClasses, token_classes
+from interp.behavior.text.work import read_place, read_streams
 from interp.calibration import CalibrationReport
 from interp.dataset import Dataset
 from interp.jobs import JobFolder
@@ -45,15 +45,15 @@ BANDS = (16, 64, 256, 1024, 4096, 16384)
 class TextCalibrationReport(BehaviorReport):
     """Calibration of the next token on documents that no temperature saw; made by `text_calibration`.
 
-    Tables (columns in `interp.behavior.text_figures`): `overall`, one row; `layers`, each place of the lens with its own
+    Tables (columns in `interp.behavior.text.figures`): `overall`, one row; `layers`, each place of the lens with its own
     temperature; `positions`, by tokens before the scored one; `predicted`, by class of the most probable token; `events`, the
     probability that the next token is of a class against how often it was; `targets`, accuracy and NLL by the token that came;
     `bins`, the reliability behind each calibration error.
     """
 
     KIND: ClassVar[str] = "text calibration"
-    TABLES: ClassVar[Mapping[str, tuple[str, ...]]] = text_figures.TABLES
-    WORDS: ClassVar[frozenset[str]] = text_figures.WORDS
+    TABLES: ClassVar[Mapping[str, tuple[str, ...]]] = figures.TABLES
+    WORDS: ClassVar[frozenset[str]] = figures.WORDS
 
     @property
     def before(self) -> CalibrationReport:
@@ -73,7 +73,7 @@ class TextCalibrationReport(BehaviorReport):
 
     def summary(self) -> str:
         """What was found, with n and intervals."""
-        return text_page.summary(self)
+        return page.summary(self)
 
     def title(self) -> str:
         """Of the page."""
@@ -81,11 +81,11 @@ class TextCalibrationReport(BehaviorReport):
 
     def sections(self) -> list[Section]:
         """Of the page."""
-        return text_page.sections(self)
+        return page.sections(self)
 
     def plot(self, name: str | None = None) -> Chart:
         """A chart: `layers` (the main one where layers were read), `reliability`, `positions`, `predicted`, `events`."""
-        return text_page.chart(self, name)
+        return page.chart(self, name)
 
 
 def text_calibration(
@@ -153,7 +153,7 @@ def text_calibration(
         "n_bins": n_bins, "n_boot": n_boot, "n_null": n_null, "seed": seed,
     }  # fmt: skip
     inputs = [rows.plain, rows.document]
-    draws = text_figures.Draws(n_bins, n_boot, n_null, seed)
+    draws = figures.Draws(n_bins, n_boot, n_null, seed)
 
     def make(folder: JobFolder | None) -> TextCalibrationReport:
         options = {"folder": folder, "engine": engine}
@@ -260,9 +260,9 @@ def _report(
     classes: TokenClasses,
     read: Mapping[str, Result],
     settings: Mapping[str, Any],
-    draws: text_figures.Draws,
+    draws: figures.Draws,
 ) -> TextCalibrationReport:
-    tables, reports = text_figures.tables(rows, classes, read, settings["bands"], draws)
+    tables, reports = figures.tables(rows, classes, read, settings["bands"], draws)
     fit = read[""][1]
     values = {
         "before": reports["before"].to_dict(),
@@ -290,4 +290,4 @@ def _report(
         "settings": dict(settings),
         "versions": artifact.provenance(),
     }
-    return TextCalibrationReport(tables, values, card, tuple(text_page.notes(tables, card)))
+    return TextCalibrationReport(tables, values, card, tuple(page.notes(tables, card)))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from interp.behavior.grounding_figures import SIGNALS
-from interp.behavior.grounding_work import DISTRACTOR, GOLD, MISLEADING, MISSING, NONE, RETRIEVED
+from interp.behavior.grounding.figures import SIGNALS
+from interp.behavior.grounding.work import DISTRACTOR, GOLD, MISLEADING, MISSING, NONE, RETRIEVED
 from interp.behavior.report import BehaviorReport
 from interp.plot import Chart, to_svg
 from interp.plot.grounding import NAMES, abstention_curve, attention_reach, grounding_errors, grounding_signals

@@ -8,14 +8,14 @@ from typing import Any
 import pandas as pd
 
 from interp import artifact
-from interp.behavior.grounding_measures import (
+from interp.behavior.grounding.measures import (
     answer_logprob,
     attention_shares,
     best_cosines,
     sentence_support,
     word_support,
 )
-from interp.behavior.grounding_prompts import (
+from interp.behavior.grounding.prompts import (
     Reading,
     Template,
     asked,

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from interp.behavior.grounding_measures import attention_shares, content_words
-from interp.behavior.grounding_prompts import (
+from interp.behavior.grounding.measures import attention_shares, content_words
+from interp.behavior.grounding.prompts import (
     Template,
     drawn,
     fitting,
