@@ -2,13 +2,12 @@
 
 `report` is what every report shares, `pieces` how long work is kept and gone on with, `loading` reads any of them. The kinds:
 `text` (calibration of the next token), `questions` (errors and their signs), `trace` (how one answer formed), `sycophancy`
-(the user's opinion), `grounding` (evidence from documents), `gate` (when to withhold an answer). Modules that begin with the
-name of a kind are its parts.
+(the user's opinion), `grounding` (evidence from documents), `gate` (when to withhold an answer). In each, `run` puts the steps in
+order and `page` says what was found.
 """
 
 from interp.behavior.gate import GateReport, gate_report
-from interp.behavior.grounding import GroundingReport, grounding_report
-from interp.behavior.grounding.answer import GroundedAnswer, grounded_answer
+from interp.behavior.grounding import GroundedAnswer, GroundingReport, grounded_answer, grounding_report
 from interp.behavior.loading import load_behavior_report
 from interp.behavior.questions import QuestionReport, question_report
 from interp.behavior.report import BehaviorReport

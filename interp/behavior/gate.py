@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 
 from interp import artifact
 from interp.behavior.report import BehaviorReport
-from interp.calibration.checked import group_codes, signal_matrix, zero_one
+from interp.calibration.checked import group_codes, same_rows, signal_matrix, zero_one
 from interp.calibration.gate import AbstentionGate, fit_on_parts, random_parts
 from interp.calibration.gate_check import GateCheck, check_answers
 from interp.calibration.stacking import WRONG
@@ -189,6 +189,7 @@ def gate_report(
     seed: int = 0,
     n_boot: int = 1000,
     card: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
 ) -> GateReport:
     """Fit a gate, decide its threshold and check it, each on groups of its own.
 
@@ -205,13 +206,19 @@ def gate_report(
         seed: of the division and the draws.
         n_boot: draws of groups for the intervals.
         card: JSON-ready facts about where the answers come from (model, data ...), kept and printed.
+        notes: what a reader must know about these answers; they stand before the report's own.
 
     Raises:
-        ValueError: what `fit_gate` refuses, or fractions that are not three.
+        ValueError: what `fit_gate` refuses, fractions that are not three, or notes that are one text.
     """
+    if isinstance(notes, str):
+        raise ValueError("notes are a list of sentences, got one text: put it into a list")
     if len(fractions) != 3:
-        raise ValueError(f"fractions are three shares, to fit, to decide and to check, got {list(fractions)}")
+        raise ValueError(
+            f"fractions are three shares, to fit, to decide and to check, got {[float(share) for share in fractions]}"
+        )
     names, values = signal_matrix(signals)
+    same_rows(signals=signals, wrong=wrong, groups=groups)
     y = zero_one("wrong", wrong, len(values), WRONG)
     codes = group_codes(groups, len(y))
     first, second, third = random_parts(codes, tuple(fractions), seed)
@@ -235,11 +242,12 @@ def gate_report(
             columns=pd.Index(["signal", "weight", "missing_weight"]),
         ),
     }
-    asked = {"risk": risk, "confidence": confidence, "kind": kind, "fractions": list(fractions), "seed": seed}
+    shares = [float(share) for share in fractions]
+    asked = {"risk": float(risk), "confidence": float(confidence), "kind": kind, "fractions": shares, "seed": seed}
     counts = {"n": len(y), "n_wrong": int(y.sum()), "n_groups": int(codes.max()) + 1, "n_fit": gate.card["n_fit"]}
     counts |= {"n_decide": gate.card["n_calibrate"], "n_check": len(third), "signals": list(names)}
     facts = {**dict(card or {}), **asked, **counts, "n_boot": n_boot, **artifact.provenance()}
-    return GateReport(tables, {"gate": gate.to_dict(), "check": check.to_dict()}, facts, gate.notes)
+    return GateReport(tables, {"gate": gate.to_dict(), "check": check.to_dict()}, facts, (*notes, *gate.notes))
 
 
 def _risks(gates: Mapping[float, AbstentionGate], checks: Mapping[float, GateCheck], asked: float) -> pd.DataFrame:

@@ -229,5 +229,5 @@ def _finished(folder: JobFolder, kind: type[Report], key: str) -> Report | None:
     """The report that is there, if it is whole and of this very job."""
     if not (folder.report.is_file() and folder.page.is_file()):
         return None
-    report = kind.load(folder.report)
-    return report if report.card.get("job", {}).get("key") == key else None
+    report = read_task(folder.report, kind.load)
+    return report if report is not None and report.card.get("job", {}).get("key") == key else None

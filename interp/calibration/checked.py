@@ -38,7 +38,7 @@ def probabilities(name: str, values: Any) -> Float[np.ndarray, " row"]:
     outside = np.flatnonzero((found < 0) | (found > 1))
     if len(outside):
         raise ValueError(
-            f"{name} must lie in [0, 1], row {outside[0]} is {found[outside[0]]!r}: pass probabilities, not logits or "
+            f"{name} must lie in [0, 1], row {outside[0]} is {found[outside[0]]:g}: pass probabilities, not logits or "
             "percentages (clip what rounding put outside)"
         )
     return found
@@ -51,8 +51,37 @@ def zero_one(name: str, values: Any, n: int, means: str) -> Float[np.ndarray, " 
         raise ValueError(f"{name} has {len(found)} rows and there are {n} of what it is about: give one for each row")
     odd = np.flatnonzero((found != 0) & (found != 1))
     if len(odd):
-        raise ValueError(f"{name} must be 0 or 1, row {odd[0]} is {found[odd[0]]!r}: {means}")
+        raise ValueError(f"{name} must be 0 or 1, row {odd[0]} is {found[odd[0]]:g}: {means}")
     return found
+
+
+def same_rows(**given: Any) -> None:
+    """ValueError where pandas inputs that are paired row by row have different indexes.
+
+    Rows are paired by position, so Series and frames must label them alike, in one order; what has no index is taken as it
+    comes. Other lengths are left to whoever pairs them, whose message says more.
+
+    Args:
+        given: what is paired, by the name of its argument; of a mapping its first Series counts.
+    """
+    known: list[tuple[str, pd.Index]] = []
+    for name, value in given.items():
+        one = next((each for each in value.values() if _indexed(each)), None) if isinstance(value, Mapping) else value
+        if _indexed(one):
+            known.append((name, one.index))
+    for name, index in known[1:]:
+        first, expected = known[0]
+        if len(index) == len(expected) and not index.equals(expected):
+            row = next((at for at, (one, other) in enumerate(zip(expected, index)) if one != other), 0)
+            raise ValueError(
+                f"{first} and {name} are labelled differently: row {row} is {expected[row]} in {first} and {index[row]} in {name}. "
+                f"Rows are paired by position: align them ({name} = {name}.loc[{first}.index]) or, if they already stand in one "
+                "order, use .reset_index(drop=True) on both. The values of a list or an array are taken by position"
+            )
+
+
+def _indexed(value: Any) -> bool:
+    return isinstance(value, pd.Series | pd.DataFrame)
 
 
 def group_codes(groups: Any, n: int) -> Int[np.ndarray, " row"]:
@@ -68,25 +97,39 @@ def group_codes(groups: Any, n: int) -> Int[np.ndarray, " row"]:
     return codes
 
 
-def signal_matrix(signals: Any, names: tuple[str, ...] | None = None) -> tuple[tuple[str, ...], np.ndarray]:
+def signal_matrix(
+    signals: Any, names: tuple[str, ...] | None = None, *, empty: bool = False
+) -> tuple[tuple[str, ...], np.ndarray]:
     """Names and values [row, signal] of a frame or a mapping; NaN stays.
 
     Args:
         signals: a column for each signal; numbers or yes and no.
         names: the columns that are wanted, None for all.
+        empty: no rows are no error.
 
     Raises:
-        ValueError: no rows or columns, a column that is missing, given twice, of text, or holds an infinite value.
+        ValueError: no rows or columns, Series of a mapping that are labelled differently, a column that is missing, given twice, of text, or holds an infinite value.
     """
     if not isinstance(signals, pd.DataFrame | Mapping):
         raise ValueError(f"signals must be a DataFrame with a column for each signal, got {type(signals).__name__}")
+    if isinstance(signals, Mapping):
+        # pandas would put Series side by side by their labels, and arrays beside them by position
+        labelled = {str(name): values for name, values in signals.items() if _indexed(values)}
+        sizes = {len(values) for values in labelled.values()}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"the signals have {min(sizes)} to {max(sizes)} rows: give every signal one value for each row"
+            )
+        for name in list(labelled)[1:]:
+            first = next(iter(labelled))
+            same_rows(**{first: labelled[first], name: labelled[name]})
     try:
         frame = pd.DataFrame(signals)
     except ValueError as error:
         raise ValueError(f"signals make no frame ({error}): give every signal one value for each row") from None
     wanted = tuple(str(column) for column in frame) if names is None else names
     frame.columns = pd.Index([str(column) for column in frame])
-    if not wanted or not len(frame):
+    if not wanted or not (len(frame) or empty):
         raise ValueError(f"signals must have at least one row and one column, got shape {frame.shape}")
     lacking = [name for name in wanted if name not in frame]
     if lacking:
@@ -107,12 +150,12 @@ def signal_matrix(signals: Any, names: tuple[str, ...] | None = None) -> tuple[t
     return wanted, np.stack(columns, axis=1)
 
 
-def both_classes(wrong: Float[np.ndarray, " row"], what: str) -> None:
-    """ValueError where all answers are right, or all wrong; `what` says which cannot be done then."""
+def both_classes(wrong: Float[np.ndarray, " row"], what: str, part: str = "") -> None:
+    """ValueError where all answers are right, or all wrong; `what` cannot be done then, `part` says which answers they are."""
     if wrong.min() == wrong.max():
         word = "wrong" if wrong[0] else "right"
         mend = "easier" if wrong[0] else "harder"
-        raise ValueError(f"all {len(wrong)} answers are {word}: {what}; take more or {mend} questions")
+        raise ValueError(f"all {len(wrong)} answers{part} are {word}: {what}; take more or {mend} questions")
 
 
 # -------------------------------------------------------------------------------------------------------- draws, pairs

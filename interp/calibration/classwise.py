@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float, Int
 
 from interp import artifact
-from interp.calibration.checked import group_codes, vector
+from interp.calibration.checked import group_codes, same_rows, vector
 from interp.calibration.figures import CHUNK, Interval, band, equal_mass_bins, equal_width_bins
 from interp.calibration.ordering import group_draws
 from interp.calibration.report import CalibrationReport, calibration_report
@@ -171,6 +171,7 @@ def classwise_calibration(
     Raises:
         ValueError: shapes that do not fit, NaN, p outside [0, 1], rows that do not sum to 1, a label that is no class.
     """
+    same_rows(probabilities=probabilities, labels=labels, groups=groups)
     p, label = _checked(probabilities, labels)
     n, n_classes = p.shape
     codes = group_codes(groups, n)
@@ -332,7 +333,7 @@ def _checked(probabilities: Any, labels: Any) -> tuple[Float[np.ndarray, "row cl
         )
     wrong = np.flatnonzero((label != np.floor(label)) | (label < 0) | (label >= p.shape[1]))
     if len(wrong):
-        raise ValueError(f"labels must be 0..{p.shape[1] - 1}, row {wrong[0]} is {label[wrong[0]]!r}")
+        raise ValueError(f"labels must be 0..{p.shape[1] - 1}, row {wrong[0]} is {label[wrong[0]]:g}")
     return p, label.astype(np.int64)
 
 

@@ -31,7 +31,7 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 
 from interp import artifact
-from interp.calibration.checked import both_classes, group_codes, signal_matrix, zero_one
+from interp.calibration.checked import both_classes, group_codes, same_rows, signal_matrix, zero_one
 from interp.calibration.gate_check import GateCheck, check_answers
 from interp.calibration.gate_thresholds import PATH, fixed_sequence, risk_control, typed_path, why_nothing
 from interp.calibration.recalibration import read_kind
@@ -94,7 +94,7 @@ class AbstentionGate:
 
     def doubt(self, signals: Any) -> Float[np.ndarray, " row"]:
         """The number that is held against the threshold; NaN where no signal of the row was measured."""
-        return self._doubt(signal_matrix(signals, self.signals)[1])
+        return self._doubt(signal_matrix(signals, self.signals, empty=True)[1])
 
     def _doubt(self, values: Float[np.ndarray, "row signal"]) -> Float[np.ndarray, " row"]:
         if self.stack is None:
@@ -102,7 +102,7 @@ class AbstentionGate:
         return np.where(np.isnan(values).all(1), np.nan, self.stack.of(values))
 
     def __call__(self, signals: Any) -> Bool[np.ndarray, " row"]:
-        """True where to answer; a row without any measured signal is never answered.
+        """True where to answer; a row without any measured signal is never answered; no rows give no answers.
 
         Raises:
             ValueError: a signal that is missing as a column, infinite or no number.
@@ -120,6 +120,7 @@ class AbstentionGate:
             seed: of the draws.
         """
         answered = self(signals)
+        same_rows(signals=signals, wrong=wrong, groups=groups)
         y = zero_one("wrong", wrong, len(answered), WRONG)
         codes = group_codes(groups, len(y))
         return check_answers(answered, y, codes, kind=self.kind, named=self.risk, n_boot=n_boot, seed=seed)
@@ -198,9 +199,10 @@ def fit_gate(
 
     Raises:
         ValueError: no such kind, risk or confidence outside (0, 1), fewer than 2 groups for the parts, several signals with
-            answers that are all right or all wrong.
+            answers that are all right or all wrong in the first part, pandas inputs whose indexes differ.
     """
     names, values = signal_matrix(signals)
+    same_rows(signals=signals, wrong=wrong, groups=groups)
     y = zero_one("wrong", wrong, len(values), WRONG)
     codes = group_codes(groups, len(y))
     first, second = random_parts(codes, fractions, seed)
@@ -213,11 +215,11 @@ def random_parts(
     """Rows of parts of the groups, drawn at random. Not balanced by class: balance would tie the parts to one another."""
     shares = np.asarray(fractions, dtype=float)
     if not (shares > 0).all() or not math.isclose(shares.sum(), 1.0, abs_tol=1e-6):
-        raise ValueError(f"fractions must be positive and sum to 1, got {list(fractions)}")
+        raise ValueError(f"fractions must be positive and sum to 1, got {shares.tolist()}")
     n_groups = int(codes.max()) + 1
     ends = np.rint(np.cumsum(shares) * n_groups).astype(int)
     if (np.diff(ends, prepend=0) < 1).any():
-        raise ValueError(f"{n_groups} groups make no {len(shares)} parts of the shares {list(fractions)}: take more")
+        raise ValueError(f"{n_groups} groups make no {len(shares)} parts of the shares {shares.tolist()}: take more")
     order = np.random.default_rng(seed).permutation(n_groups)
     part_of_group = np.searchsorted(ends, np.argsort(order), side="right")
     return [np.flatnonzero(part_of_group[codes] == part) for part in range(len(shares))]
@@ -288,11 +290,17 @@ def _stacked(
     seed: int,
 ) -> tuple[SignalStack, Float[np.ndarray, " row"]]:
     """The regression of the first part, and P(wrong) of all rows; in the first part from folds that held the row out."""
-    both_classes(y[first], "several signals cannot be weighed; give a single one")
+    part = f" of the part that the rule is fitted on ({len(first)} of {len(y)} answers)"
+    mend = "give a single one, or this part a larger share of `fractions`"
+    both_classes(y[first], f"several signals cannot be weighed; {mend}", part)
     stack = fit_stack(pd.DataFrame(values[first], columns=pd.Index(names)), y[first])
     doubt = stack.of(values)
     within = np.unique(codes[first], return_inverse=True)[1]
-    doubt[first] = out_of_fold(names, values[first], y[first], make_folds(within, y[first], FOLDS, seed))
+    try:
+        folds = make_folds(within, y[first], FOLDS, seed)
+    except ValueError as error:
+        raise ValueError(f"several signals cannot be weighed on the answers{part}: {error}; {mend}") from None
+    doubt[first] = out_of_fold(names, values[first], y[first], folds)
     return stack, doubt
 
 

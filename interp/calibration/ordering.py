@@ -198,7 +198,7 @@ def auroc_interval(point: float, draws: Float[np.ndarray, " draw"], fewest: int)
 def check_draws(n_boot: int | Any, codes: Int[np.ndarray, " row"]) -> None:
     """ValueError where no interval can be made."""
     if isinstance(n_boot, bool) or not isinstance(n_boot, int | np.integer) or n_boot < LEAST_BOOT:
-        raise ValueError(f"n_boot={n_boot!r} is too few for a 95 % interval: use at least {LEAST_BOOT}, better 1000")
+        raise ValueError(f"n_boot={n_boot} is too few for a 95 % interval: use at least {LEAST_BOOT}, better 1000")
     if int(codes.max()) == 0:
         raise ValueError(
             f"all {len(codes)} rows are one group, so their sampling cannot be seen: leave groups out, or add some"

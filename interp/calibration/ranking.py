@@ -20,7 +20,7 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 
 from interp import artifact
-from interp.calibration.checked import both_classes, group_codes, signal_matrix, zero_one
+from interp.calibration.checked import both_classes, group_codes, same_rows, signal_matrix, zero_one
 from interp.calibration.ordering import Sample, auroc_interval, check_draws, group_draws, widened
 from interp.calibration.selective import NOTHING
 
@@ -113,9 +113,10 @@ def rank_signals(
         its figure from other rows than those it was chosen on.
 
     Raises:
-        ValueError: no signal, lengths that differ, text or infinity, `wrong` that is not 0/1 or has one value, a single group.
+        ValueError: no signal, lengths or pandas indexes that differ, text or infinity, `wrong` that is not 0/1 or has one value, a single group.
     """
     names, values = signal_matrix(signals)
+    same_rows(signals=signals, wrong=wrong, groups=groups)
     outcomes, codes = _checked(wrong, len(values), groups, n_boot)
     counts = group_draws(int(codes.max()) + 1, int(n_boot), seed)
     rows = [_ranked(name, column, outcomes, codes, counts) for name, column in zip(names, values.T)]
@@ -144,6 +145,7 @@ def compare_signals(
         ValueError: as in `rank_signals`; a name that is not there; no common rows, or all of them right or all wrong.
     """
     _, values = signal_matrix(signals, (a, b))
+    same_rows(signals=signals, wrong=wrong, groups=groups)
     outcomes, codes = _checked(wrong, len(values), groups, n_boot)
     kept = ~np.isnan(values).any(1)
     if not kept.any():

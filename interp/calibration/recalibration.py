@@ -30,7 +30,15 @@ from jaxtyping import Float
 from sklearn.isotonic import IsotonicRegression
 
 from interp import artifact
-from interp.calibration.checked import group_codes, logistic, probabilities, sigmoid, zero_one
+from interp.calibration.checked import (
+    concordant_pairs,
+    group_codes,
+    logistic,
+    probabilities,
+    same_rows,
+    sigmoid,
+    zero_one,
+)
 from interp.calibration.figures import equal_mass_bins
 from interp.calibration.temperature import fit_temperature
 
@@ -86,7 +94,7 @@ class Recalibration:
             return np.zeros(shape)
         flat = probabilities(self.meaning, np.ravel(p))
         if self.kind == "temperature" and self.meaning == "p_top" and (flat < 0.5).any():
-            raise ValueError(f"p_top of two options is at least 0.5, got {flat.min()!r}: {_TWO_OPTIONS}")
+            raise ValueError(f"p_top of two options is at least 0.5, got {flat.min():g}: {_TWO_OPTIONS}")
         return np.clip(self._map(flat), 0.0, 1.0).reshape(shape)
 
     def _map(self, p: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
@@ -141,6 +149,8 @@ def read_kind(path: str | os.PathLike[str], kind: str, newest: int) -> dict[str,
 # --------------------------------------------------------------------------------------------------------------- fits
 
 _TWO_OPTIONS = "it must be the larger of the two probabilities"
+_UNRANKED = "p does not rank y = 1 over y = 0 in these rows: "
+_CONSTANT = "the map is one constant, the share of y = 1"
 Parameters = tuple[dict[str, list[float]], list[str]]
 
 
@@ -194,7 +204,9 @@ def checked(p_true: Any, p_top: Any, y: Any, groups: Any) -> tuple[str, np.ndarr
     if (p_true is None) == (p_top is None):
         raise ValueError("give exactly one of p_true= (probability that y = 1) and p_top= (confidence of the answer)")
     meaning = "p_true" if p_true is not None else "p_top"
-    p = probabilities(meaning, p_true if p_true is not None else p_top)
+    stated = p_true if p_true is not None else p_top
+    p = probabilities(meaning, stated)
+    same_rows(**{meaning: stated}, y=y, groups=groups)
     mend = "y is 1 where the answer was right, else 0" if meaning == "p_top" else "y is the label, 0 or 1"
     return meaning, p, zero_one("y", y, len(p), mend), group_codes(groups, len(p))
 
@@ -208,7 +220,7 @@ def _refuse_more_options(meaning: str, p: Float[np.ndarray, " row"], n_classes: 
             "use fit_temperature(logits, labels), another kind here, or n_classes=2 if there were two options"
         )
     if (p < 0.5).any():
-        raise ValueError(f"p_top of two options is at least 0.5, got {p.min()!r}: {_TWO_OPTIONS}")
+        raise ValueError(f"p_top of two options is at least 0.5, got {p.min():g}: {_TWO_OPTIONS}")
 
 
 def _platt(p: Float[np.ndarray, " row"], y: Float[np.ndarray, " row"]) -> Parameters:
@@ -240,7 +252,8 @@ def _isotonic(p: Float[np.ndarray, " row"], y: Float[np.ndarray, " row"]) -> Par
     fitted = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(p, y)
     knots, q = np.asarray(fitted.X_thresholds_), np.asarray(fitted.y_thresholds_)
     notes = [f"isotonic regression on {len(p)} rows, under {ISOTONIC_ROWS:,}, follows the noise"]
-    return {"p": knots.tolist(), "q": q.tolist()}, (notes if len(p) < ISOTONIC_ROWS else []) + _certain(q)
+    told = _unranked(p, y, q) + (notes if len(p) < ISOTONIC_ROWS else []) + _certain(q)
+    return {"p": knots.tolist(), "q": q.tolist()}, told
 
 
 def _histogram(p: Float[np.ndarray, " row"], y: Float[np.ndarray, " row"], n_bins: int) -> Parameters:
@@ -252,7 +265,18 @@ def _histogram(p: Float[np.ndarray, " row"], y: Float[np.ndarray, " row"], n_bin
     # halfway, but never onto the lower value itself, which rounding could do to neighbouring floats
     edges = np.maximum((top[:-1] + bottom[1:]) / 2, np.nextafter(top[:-1], 2.0))
     few = [f"the smallest bin holds {n.min()} rows, under {BIN_ROWS}: its share is hardly known; take fewer bins"]
-    return {"edges": edges.tolist(), "q": q.tolist()}, (few if n.min() < BIN_ROWS else []) + _certain(q)
+    told = _unranked(p, y, q) + (few if n.min() < BIN_ROWS else []) + _certain(q)
+    return {"edges": edges.tolist(), "q": q.tolist()}, told
+
+
+def _unranked(p: Float[np.ndarray, " row"], y: Float[np.ndarray, " row"], q: Float[np.ndarray, " knot"]) -> list[str]:
+    """A note where p ranks y = 1 no better than chance: by then these maps are flat, or fall (the histogram)."""
+    right, pairs = (float(value[0]) for value in concordant_pairs(p, y, np.ones((1, len(p)))))
+    if right > pairs / 2:
+        return []
+    falls = bool((np.diff(q) < 0).any())
+    shape = "falls where p rises" if falls else "is nearly flat"
+    return [_UNRANKED + (_CONSTANT if np.ptp(q) == 0 else f"its AUROC is {right / pairs:.3f} and the map {shape}")]
 
 
 def _certain(q: Float[np.ndarray, " knot"]) -> list[str]:
@@ -269,7 +293,7 @@ def _told(p: Float[np.ndarray, " row"], slope: float) -> list[str]:
     if moved:
         notes.append(f"{moved} of {len(p)} p lie within {NEAREST:g} of 0 or 1 and were taken as that far away")
     if slope == 0:
-        notes.append("p does not rank y = 1 over y = 0 in these rows: the map is one constant, the share of y = 1")
+        notes.append(_UNRANKED + _CONSTANT)
     return notes
 
 

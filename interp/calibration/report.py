@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from interp import artifact
-from interp.calibration.checked import group_codes, probabilities, vector, zero_one
+from interp.calibration.checked import group_codes, probabilities, same_rows, vector, zero_one
 from interp.calibration.figures import BIN_COLUMNS, Figures, Interval
 
 REPORT, FORMAT = "calibration_report", 2
@@ -243,13 +243,14 @@ def calibration_report(
         seed: of the draws.
 
     Raises:
-        ValueError: none or both of p_true and p_top, no rows, lengths that differ, NaN, p outside [0, 1], y that is not
+        ValueError: none or both of p_true and p_top, no rows, lengths or pandas indexes that differ, NaN, p outside [0, 1], y that is not
             0/1, a missing group, n_bins under 1.
     """
     if (p_true is None) == (p_top is None):
         raise ValueError("give exactly one of p_true= (probability that y = 1) and p_top= (confidence of the answer)")
     meaning = "p_true" if p_true is not None else "p_top"
     p = probabilities(meaning, p_true if p_true is not None else p_top)
+    same_rows(**{meaning: p_true if p_true is not None else p_top}, y=y, groups=groups)
     if len(p) != len(outcomes := vector("y", y)):
         raise ValueError(f"{meaning} has {len(p)} rows and y has {len(outcomes)}: give one y for each probability")
     right = "y is 1 where the answer was right, else 0" if meaning == "p_top" else "y is the label, 0 or 1"

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from interp import artifact
-from interp.calibration.checked import both_classes, group_codes, vector, zero_one
+from interp.calibration.checked import both_classes, group_codes, same_rows, vector, zero_one
 from interp.calibration.figures import Interval
 from interp.calibration.ordering import CURVE_COLUMNS, Sample, auroc_interval, check_draws, widened
 
@@ -88,7 +88,7 @@ class SelectiveReport:
             ValueError: coverage outside (0, 1].
         """
         if not 0 < coverage <= 1:
-            raise ValueError(f"coverage is the share of rows that are answered, over 0 up to 1, got {coverage!r}")
+            raise ValueError(f"coverage is the share of rows that are answered, over 0 up to 1, got {coverage}")
         sample = self._sample()
         k = max(1, math.ceil(coverage * self.n - 1e-9))
         value = float(sample.all_rows().risk_of(np.array([k]))[0])
@@ -108,7 +108,7 @@ class SelectiveReport:
             ValueError: risk outside [0, 1).
         """
         if not 0 <= risk < 1:
-            raise ValueError(f"risk is the accepted share of wrong answers, from 0 to under 1, got {risk!r}")
+            raise ValueError(f"risk is the accepted share of wrong answers, from 0 to under 1, got {risk}")
         sample = self._sample()
         blocks = sample.all_rows()
         value = float(blocks.coverage_of(risk)[0])
@@ -194,9 +194,10 @@ def selective_report(
         seed: of the draws.
 
     Raises:
-        ValueError: lengths that differ, NaN or infinity, y that is not 0/1 or has one value only, a single group.
+        ValueError: lengths or pandas indexes that differ, NaN or infinity, y that is not 0/1 or has one value only, a single group.
     """
     score = vector("confidence", confidence)
+    same_rows(confidence=confidence, y=y, groups=groups)
     if not np.isfinite(score).all():
         raise ValueError(f"confidence is infinite in row {int(np.argmin(np.isfinite(score)))}: give finite numbers")
     right = zero_one("y", y, len(score), "y is 1 where the answer was right, else 0")

@@ -30,6 +30,7 @@ from interp.calibration.checked import (
     group_codes,
     group_weights,
     logistic,
+    same_rows,
     sigmoid,
     signal_matrix,
     zero_one,
@@ -65,7 +66,7 @@ class SignalStack:
 
     def __call__(self, signals: Any) -> Float[np.ndarray, " row"]:
         """P(wrong) of each row. ValueError for a signal that is missing as a column, infinite or no number."""
-        return self.of(signal_matrix(signals, self.signals)[1])
+        return self.of(signal_matrix(signals, self.signals, empty=True)[1])
 
     def of(self, values: Float[np.ndarray, "row signal"]) -> Float[np.ndarray, " row"]:
         """The same for a matrix of the signals in their order."""
@@ -187,6 +188,7 @@ def fit_stack(signals: Any, wrong: Any) -> SignalStack:
         ValueError: answers that are all right or all wrong, or signals that are no numbers.
     """
     names, values = signal_matrix(signals)
+    same_rows(signals=signals, wrong=wrong)
     y = zero_one("wrong", wrong, len(values), WRONG)
     both_classes(y, "no signal can be weighed")
     return _fit(names, values, y)
@@ -249,9 +251,11 @@ def stack_signals(
         seed: of folds and draws.
 
     Raises:
-        ValueError: answers that are all right or all wrong, too few groups for the folds, signals that are no numbers.
+        ValueError: answers that are all right or all wrong, too few groups for the folds, signals that are no numbers,
+            pandas inputs whose indexes differ.
     """
     names, values = signal_matrix(signals)
+    same_rows(signals=signals, wrong=wrong, groups=groups)
     y = zero_one("wrong", wrong, len(values), WRONG)
     both_classes(y, "no signal can be weighed")
     if isinstance(groups, str) and groups != "rows":

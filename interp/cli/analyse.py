@@ -73,7 +73,7 @@ def _by_answer(signals: pd.DataFrame) -> pd.DataFrame:
 @click.command(epilog="Example: interp calibrate answers.csv --p confidence --y right --meaning p_top")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--p", "p_column", required=True, help="Column with the probabilities.")
-@click.option("--y", "y_column", required=True, help="Column with 1 and 0.")
+@click.option("--y", "y_column", required=True, help="Column with 1 and 0, or true and false.")
 @click.option(
     "--meaning", type=click.Choice(["p_true", "p_top"]), required=True,
     help="p_true: probability that y is 1. p_top: confidence of the answer given, and y whether it was right.",
@@ -86,7 +86,7 @@ def calibrate(
 ) -> None:
     """Calibration of the probabilities in a CSV, JSONL or Parquet file."""
     frame = interp.read_table(file, columns=[p_column, y_column, *([group] if group else [])])
-    p, y = frame[p_column].to_numpy(), frame[y_column].to_numpy()
+    p, y = frame[p_column].to_numpy(), _outcomes(frame[y_column].tolist(), y_column)
     report = interp.calibration_report(
         p_true=p if meaning == "p_true" else None, p_top=p if meaning == "p_top" else None, y=y, n_bins=bins,
         groups=frame[group].tolist() if group else None,
@@ -94,6 +94,20 @@ def calibrate(
     show(report.to_dict() if as_json else report.to_frame(), as_json)
     if not as_json:
         click.echo(report.verdict)
+
+
+def _outcomes(values: list[Any], name: str) -> list[Any]:
+    """True and false as words, in any case, as 1 and 0; all else as it is."""
+    words = {"true": 1, "false": 0, "1": 1, "0": 0}
+    found = []
+    for row, value in enumerate(values):
+        if isinstance(value, str):
+            word = value.strip().lower()
+            if word not in words:
+                raise ValueError(f"the column {name} is {value!r} in row {row}: it must be 1 or 0, or true or false")
+            value = words[word]
+        found.append(value)
+    return found
 
 
 COMMANDS = (sites, uncertainty, calibrate)

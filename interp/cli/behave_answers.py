@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+import pandas as pd
 
 import interp
 from interp.behavior import gate_report, grounding_report, load_behavior_report, question_report, sycophancy_report
 from interp.behavior.questions import QuestionReport
 from interp.behavior.questions.tables import oriented_signals
-from interp.cli.behave_options import kept, printed, read_match, read_questions, report_options
+from interp.behavior.questions.work import TEXT
+from interp.cli.behave_options import kept, own_folder, printed, read_match, read_questions, report_options
 from interp.cli.output import json_option
 from interp.cli.shared import file_option, html_option, plot_option, seed_option
 from interp.cli.steer_options import Numbers
@@ -17,16 +19,18 @@ from interp.dataset.truthfulqa import FORMS
 from interp.steer_job import load_vector
 
 _QUESTIONS = (
-    click.option("--questions", required=True, help="A bundled set, a file, or TruthfulQA's own."),
+    click.option("--questions", required=True, help="A bundled set, a file, or TruthfulQA's own file or folder."),
     click.option("--n", type=click.IntRange(min=1), help="About so many, whole groups of them; default: all."),
     click.option(
         "--form", default="binary", type=click.Choice([form for form in FORMS if form != "statements"]), show_default=True,
         help="Of TruthfulQA.",
     ),
+    click.option("--own-groups", is_flag=True, help="Take each question without a group as one of its own."),
 )  # fmt: skip
 
 
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
+_NO_BETTER = "The report calls this format not informative: its answers are no better than chance, and a gate on them means little."
 
 
 def _asks(command: Any) -> Any:
@@ -52,11 +56,11 @@ def _asks(command: Any) -> Any:
 )
 @report_options
 def questions(
-    model: str, questions: str, n: int | None, form: str, samples: int, shots: int, tokens: int, no_free: bool,
+    model: str, questions: str, n: int | None, form: str, own_groups: bool, samples: int, shots: int, tokens: int, no_free: bool,
     match: str | None, grader: str, dtype: str, chart: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Does MODEL know when it is wrong? Accuracy by format, and every sign of doubt by how well it tells errors."""
-    asked = read_questions(questions, n, form, options["seed"])
+    asked = read_questions(questions, n, form, options["seed"], own_groups)
     meaning, loaded, out = read_match(match), interp.load(model, dtype=dtype), options["out"]
     with kept("questions", as_json, options) as arguments:
         report = question_report(
@@ -77,11 +81,11 @@ def questions(
 @click.option("--strengths", type=Numbers(), help="Its strengths, numbers between commas.")
 @report_options
 def sycophancy(
-    model: str, questions: str, n: int | None, form: str, chat: bool, no_layers: bool, vector: Path | None, strengths: Any,
-    dtype: str, chart: Path | None, as_json: bool, **options: Any,
+    model: str, questions: str, n: int | None, form: str, own_groups: bool, chat: bool, no_layers: bool, vector: Path | None,
+    strengths: Any, dtype: str, chart: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Does MODEL follow what a user thinks, more than it repeats what is merely mentioned?"""
-    asked = read_questions(questions, n, form, options["seed"])
+    asked = read_questions(questions, n, form, options["seed"], own_groups)
     if strengths and vector is None:
         raise click.UsageError("--strengths are those of a --vector: give that too")
     steered: dict[str, Any] = {} if vector is None else {"vector": load_vector(vector)}
@@ -97,7 +101,7 @@ def sycophancy(
 )
 @click.argument("model")
 @_asks
-@click.option("--documents", required=True, help="A bundled set, a file or a folder of texts.")
+@click.option("--documents", required=True, help="A bundled set, a file, or a folder of .txt and .md files.")
 @click.option("--k", default=1, type=click.IntRange(min=1), show_default=True, help="Passages in a prompt.")
 @click.option(
     "--size",
@@ -110,17 +114,17 @@ def sycophancy(
 @click.option("--dense", is_flag=True, help="Search by sentence vectors as well as by words.")
 @report_options
 def ground(
-    model: str, questions: str, n: int | None, form: str, documents: str, k: int, size: int, free: bool, dense: bool, dtype: str,
-    chart: Path | None, as_json: bool, **options: Any,
+    model: str, questions: str, n: int | None, form: str, own_groups: bool, documents: str, k: int, size: int, free: bool,
+    dense: bool, dtype: str, chart: Path | None, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """What evidence changes: errors without it, with what a search finds, and with passages that say something else."""
-    asked = read_questions(questions, n, form, options["seed"])
-    texts = interp.load_corpus(documents)
-    source: Any = texts
+    asked = read_questions(questions, n, form, options["seed"], own_groups)
+    folder = own_folder(documents)
+    texts: Any = interp.load_corpus(documents) if folder is None else folder
+    source: Any = interp.passages_of(texts, size=size or None, overlap=0)
     if dense:
-        passages = interp.passages_of(texts, size=size or None, overlap=0)
         encoder = interp.load_sentence_encoder()
-        source = interp.HybridRetriever([interp.BM25Retriever(passages), interp.DenseRetriever(passages, encoder)])
+        source = interp.HybridRetriever([interp.BM25Retriever(source), interp.DenseRetriever(source, encoder)])
     loaded, out = interp.load(model, dtype=dtype), options["out"]
     with kept("questions", as_json, options) as arguments:
         report = grounding_report(loaded, asked, source, k=k, size=size or None, free=free, **arguments)
@@ -171,9 +175,11 @@ def gate(
     strange = [name for name in signals if name not in table]
     if strange:
         raise click.UsageError(f"there is no signal {strange[0]!r}; there are {', '.join(table)}")
+    informative = _informative(found.tables["formats"], task)
     made = gate_report(
         table[list(signals)] if signals else table, ~part["right"].to_numpy(dtype=bool), risk=risk, confidence=confidence,
-        kind=kind, groups=part["group"].tolist(), seed=seed, card={**found.card, "task": task},
+        kind=kind, groups=part["group"].tolist(), seed=seed, card={**found.card, "task": task, "informative": informative},
+        notes=[_NO_BETTER] if informative is False else [],
     )  # fmt: skip
     if save is not None:
         made.gate.save(save)
@@ -182,3 +188,12 @@ def gate(
     if html is not None:
         made.write_html(html)
     printed(made, chart=chart, as_json=as_json, out=None)
+
+
+def _informative(formats: pd.DataFrame, task: str) -> bool | None:
+    """Whether the report told the answers of a task from chance; None where it does not say."""
+    rows = formats.loc[formats["format"] == task]
+    if task == TEXT:
+        rows = rows.loc[rows["by"] == "sum"]  # the score by which the answers were chosen
+    said = rows["informative"].dropna()
+    return bool(said.astype(bool).any()) if len(said) else None

@@ -7,7 +7,7 @@ import click
 
 import interp
 from interp.behavior import hallucination_trace, load_behavior_report, text_calibration
-from interp.cli.behave_options import kept, printed, report_options
+from interp.cli.behave_options import kept, print_table, printed, report_options
 from interp.cli.output import json_option, show
 from interp.cli.shared import file_option, html_option, plot_option, read_lens
 from interp.probe import load_probe
@@ -114,6 +114,9 @@ def show_report(path: Path, table: str | None, html: Path | None, chart: Path | 
     if table is not None:
         if chart is not None:
             interp.plot.save_chart(report.plot(), chart)
-        show(report.tables[table], as_json)
+        if as_json:
+            show(report.tables[table], as_json)
+        else:
+            print_table(report, table)
         return
     printed(report, chart=chart, as_json=as_json, out=None)

@@ -127,6 +127,10 @@ def _damage_named(path: Path) -> Iterator[None]:
         yield
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error}): save it as UTF-8") from None
+    except pd.errors.EmptyDataError:
+        raise ValueError(
+            f"{path} is empty: write a line with the names of the columns, and the rows under it"
+        ) from None
     except (ValueError, OSError, EOFError, zlib.error) as error:
         raise ValueError(f"cannot read {path}: {error}") from None
 

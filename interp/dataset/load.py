@@ -27,6 +27,10 @@ LOADERS = {
 }
 
 
+QUESTION_ROW = {"prompt": "Question: 1 + 1?\nAnswer:", "options": [" 2", " 3"], "answer": 0, "group": "one"}
+"""What a row of questions looks like."""
+
+
 def load_dataset(
     name_or_path: str | os.PathLike[str],
     *,
@@ -111,16 +115,22 @@ def load_questions(name_or_path: str | os.PathLike[str]) -> list[Question]:
     there is one; every other column goes to `meta`.
 
     Raises:
-        ValueError: as `load_dataset`, or options or an answer that are not such.
+        ValueError: as `load_dataset`; fewer than two options, an empty one or two equal ones; an answer that is no whole number
+            or out of range.
     """
     path, card = _locate(name_or_path, ("questions",))
-    where, rows = card["name"], read_rows(path)
-    for name in ("prompt", "options", "answer"):
-        column(list(rows[0]), name, where)
-    mend = "options are a list of two or more different texts, which JSONL and Parquet can hold"
-    refuse(where, "options that are not such", (not _is_options(row["options"]) for row in rows), mend)
-    wrong = (type(row["answer"]) is not int or not 0 <= row["answer"] < len(row["options"]) for row in rows)
-    refuse(where, "an answer that is not such", wrong, "the answer is the index of the right option, from 0")
+    where, rows = path.name if card["kind"] == "file" else card["name"], read_rows(path)
+    try:
+        for name in ("prompt", "options", "answer"):
+            column(list(rows[0]), name, where)
+    except ValueError as error:
+        raise ValueError(f"{error}. A row of JSONL: {json.dumps(QUESTION_ROW)} (group may be left out)") from None
+    _check_options(rows, where)
+    mend = "the answer is the index of the right option, from 0"
+    refuse(where, "an answer that is a text", (isinstance(row["answer"], str) for row in rows), f"{mend}, not its text")
+    refuse(where, "an answer that is no whole number", (type(row["answer"]) is not int for row in rows), mend)
+    outside = (not 0 <= row["answer"] < len(row["options"]) for row in rows)
+    refuse(where, "an answer out of range", outside, f"{mend} to the number of options less one")
     prompts, groups = strings(rows, "prompt", where), _groups(rows, None, where)
     meta = rest(rows, ("prompt", "options", "answer", "group"))
     return [
@@ -218,10 +228,20 @@ def _groups_by_rule(rows: Sequence[Row], rule: str, group: str | None, text: str
     return [str(each) for each in found]
 
 
-def _is_options(value: object) -> bool:
-    if not isinstance(value, list) or len(value) < 2:
-        return False
-    return all(isinstance(option, str) and option.strip() for option in value) and len(set(value)) == len(value)
+def _check_options(rows: Sequence[Row], where: str) -> None:
+    """Refuse options by their fault; each check relies on those before it."""
+    found = [row["options"] for row in rows]
+    no_list = (not isinstance(options, list) for options in found)
+    refuse(
+        where, "options that are no list", no_list, "write a list of texts, which JSONL and Parquet can hold, CSV not"
+    )
+    refuse(where, "fewer than two options", (len(options) < 2 for options in found), "give two or more different texts")
+    not_text = (not all(isinstance(option, str) for option in options) for options in found)
+    refuse(where, "an option that is not text", not_text, 'write it as text, " 2" for 2')
+    empty = (not all(option.strip() for option in options) for options in found)
+    refuse(where, "an empty option", empty, "fill it or leave it out")
+    equal = (len(set(options)) < len(options) for options in found)
+    refuse(where, "two equal options", equal, "give two or more different texts")
 
 
 def _warn_contradictions(where: str, texts: Sequence[str], found: Sequence[int | None]) -> None:

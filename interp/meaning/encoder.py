@@ -41,10 +41,15 @@ class SentenceEncoder:
         pooling: "mean" over all tokens, or "first" for the first token's stream.
 
     Raises:
-        ValueError: a model that is no encoder or has no tokenizer, a length beyond its context, or another pooling.
+        ValueError: no model, one that is no encoder or has no tokenizer, a length beyond its context, or another pooling.
     """
 
-    def __init__(self, model: HookedTransformer, max_length: int | Any = None, pooling: str = "mean") -> None:
+    def __init__(self, model: HookedTransformer | Any, max_length: int | Any = None, pooling: str = "mean") -> None:
+        if not isinstance(model, HookedTransformer):
+            raise ValueError(
+                f"SentenceEncoder wraps a loaded model, got {model!r:.80}: load_sentence_encoder(name_or_folder) reads a "
+                "name such as 'minilm' or a folder"
+            )
         if model.cfg.causal:
             raise ValueError(
                 f"{model.cfg.name} predicts a next token and is no encoder: its early tokens do not see the later ones, and "

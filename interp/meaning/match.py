@@ -80,10 +80,15 @@ class EmbeddingMatch:
     embedded once.
 
     Raises:
-        ValueError: no threshold for an encoder that none was chosen for, or one outside -1 .. 1.
+        ValueError: something that is no encoder, no threshold for an encoder that none was chosen for, or one outside -1 .. 1.
     """
 
-    def __init__(self, encoder: SentenceEncoder, threshold: float | Any = None) -> None:
+    def __init__(self, encoder: SentenceEncoder | Any, threshold: float | Any = None) -> None:
+        if not isinstance(encoder, SentenceEncoder):
+            raise ValueError(
+                f"EmbeddingMatch needs a sentence encoder, got {encoder!r:.80}: load_sentence_encoder('minilm') gives one, "
+                "EmbeddingMatch(load_sentence_encoder())"
+            )
         if threshold is None and encoder.fingerprint != CHOSEN["fingerprint"]:
             raise ValueError(
                 f"the threshold that is built in was chosen for {CHOSEN['encoder']} in fp32, and {encoder.name} has other "

@@ -18,6 +18,8 @@ from typing import Any
 from interp.dataset import Dataset
 
 UNITS = ("sentences", "words")
+ENDINGS = (".txt", ".md")
+"""Of the files that are read in a folder."""
 _END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[」』”’）]*|\n\s*\n")
 _SHORT = re.compile(r"(?:^|[\s(])\w{1,2}\.$")
 
@@ -52,18 +54,20 @@ def passages_of(
     """Cut documents into passages.
 
     Args:
-        documents: texts (`str`), files (`Path`; UTF-8 text), or a data set, whose groups are taken over.
+        documents: texts (`str`), files (`Path`; UTF-8 text), folders (`Path`; their .txt and .md files, also those of folders
+            within, by name; the others are left out), or a data set, whose groups are taken over.
         size: sentences or words of a passage; None leaves every document whole.
         overlap: how many of them the next passage repeats.
         by: "sentences" (an end mark before white space that closes no word of one or two letters such as "Dr.", a mark of
             East Asian writing, or an empty line) or "words" (what white space parts).
-        groups: one for each document, where it is no data set.
+        groups: one for each document, where it is no data set; all files of a folder have the folder's.
 
     Returns:
         The passages of the first document, of the second, and so on. A sentence is never cut, however long it is.
 
     Raises:
-        ValueError: no documents, an empty one, a file that is not there or no UTF-8, a size or an overlap that cannot be.
+        ValueError: no documents, an empty one, a file that is not there or no UTF-8, a folder without such files, a text that is
+            the path of a file or folder, a size or an overlap that cannot be.
     """
     if by not in UNITS:
         raise ValueError(f"by must be 'sentences' or 'words', got {by!r}")
@@ -132,12 +136,31 @@ def _read(documents: Any, groups: Any) -> list[tuple[str, str, str | None]]:
     found = []
     for number, (document, group) in enumerate(zip(given, named)):
         if isinstance(document, str):
+            if os.path.exists(os.path.expanduser(document) if document.startswith("~/") else document):
+                raise ValueError(
+                    f"document {number} is the path {document!r}, and a str is taken for the text itself: give "
+                    f"pathlib.Path({document!r}) to read what it holds, or its text (these very words: add a space behind them)"
+                )
             found.append((document, f"document {number}", group))
         elif isinstance(document, os.PathLike):
-            found.append((_file(Path(document)), str(document), group))
+            path = Path(document).expanduser()
+            found += [(_file(each), str(each), group) for each in (_files_in(path) if path.is_dir() else [path])]
         else:
             kind = type(document).__name__
             raise ValueError(f"document {number} is a {kind}: give texts as str and files as pathlib.Path")
+    return found
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """The text files of a folder and of those within, sorted."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    found = [path for path in files if path.suffix.lower() in ENDINGS]
+    if not found:
+        others = ", ".join(sorted({path.suffix or path.name for path in files})[:6]) or "nothing"
+        raise ValueError(
+            f"the folder {folder} has no {' or '.join(ENDINGS)} file (it holds {others}): convert the documents to plain text "
+            "with such an ending, or give a data set, load_corpus(file)"
+        )
     return found
 
 

@@ -182,7 +182,7 @@ def semantic_entropies(
         questions: one a prompt, put before the answers for a match that wants it (`NLIMatch`); None for the bare answers.
 
     Raises:
-        ValueError: another number of questions than prompts; and what the match raises.
+        ValueError: under 2 samples a prompt, another number of questions than prompts; and what the match raises.
     """
     chosen = ExactMatch() if match is None else match
     prompts = list(samples.prompts)
@@ -213,7 +213,7 @@ def semantic_entropy(
     Args:
         model: a language model.
         prompt: one, or several; it must end where the answer begins ("Question: ...?\\nAnswer:").
-        n: answers to sample for each prompt.
+        n: answers to sample for each prompt, at least 2.
         match: which answers mean the same; None for `ExactMatch()`.
         questions: one a prompt (a text for one prompt), put before the answers for a match that wants it (`NLIMatch`), which
             bare answers tell little; None for the bare answers.
@@ -223,8 +223,10 @@ def semantic_entropy(
         One value for one prompt, a list for several.
 
     Raises:
-        ValueError: what `sample_answers` refuses, and what the match refuses.
+        ValueError: n under 2, what `sample_answers` refuses, and what the match refuses.
     """
+    if isinstance(n, int):  # before anything is sampled; other kinds are refused there
+        _enough(n)
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
     asked = [questions] if isinstance(questions, str) else questions
     if asked is not None and len(asked) != len(prompts):  # before anything is sampled
@@ -236,12 +238,21 @@ def semantic_entropy(
 # ------------------------------------------------------------------------------------------------------------ inner
 
 
+def _enough(n: int) -> None:
+    """ValueError for less than two samples: one alone agrees with itself, and its entropy of 0 would look like certainty."""
+    if n < 2:
+        raise ValueError(
+            f"n={n} samples cannot disagree, so their entropy says nothing: sample 2 or more answers, better 10"
+        )
+
+
 def _one(
     prompt: str, drawn: pd.DataFrame, greedy: str | None, match: Match, question: str, described: dict[str, Any]
 ) -> SemanticEntropy:
     texts = [str(text) for text in drawn["text"]]
     if not texts:
-        raise ValueError(f"there are no samples for the prompt {prompt[-40:]!r}: sample with n of 1 or more")
+        raise ValueError(f"there are no samples for the prompt {prompt[-40:]!r}: sample with n of 10 or more")
+    _enough(len(texts))
     # The greedy answer comes last, so that it begins no class of the samples and changes none.
     together = meaning_classes([*texts, *([] if greedy is None else [greedy])], match, question)
     classes = together[: len(texts)]

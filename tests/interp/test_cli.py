@@ -135,6 +135,21 @@ def test_calibrate_and_listings(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert any("cities" in row["name"] for row in json.loads(capsys.readouterr().out))
 
 
+def test_calibrate_reads_true_and_false_in_any_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "answers.csv"
+    asked = ["calibrate", str(file), "--p", "p", "--y", "y", "--meaning", "p_true", "--json"]
+    shown = []
+    for words in (("1", "0"), ("true", "false"), ("TRUE", "False")):
+        file.write_text("p,y\n" + "".join(f"0.7,{words[0]}\n0.2,{words[1]}\n" for _ in range(5)))
+        assert status(asked) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] == shown[2]
+    for text, message in (("p,y\n0.7,perhaps\n", "'perhaps' in row 0"), ("", "is empty: write a line")):
+        file.write_text(text)
+        assert status(asked) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_models_lists_the_catalogue_and_the_families(capsys: pytest.CaptureFixture[str]) -> None:
     assert status(["models", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

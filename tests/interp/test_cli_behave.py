@@ -111,6 +111,24 @@ def test_a_gate_is_fitted_to_a_report(tmp_path: Path, capsys: pytest.CaptureFixt
         assert message in err
 
 
+@pytest.mark.parametrize(("sums", "said"), [(True, False), (False, True)])
+def test_a_gate_on_answers_by_chance_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sums: bool, said: bool
+) -> None:
+    wrong = np.random.default_rng(0).random(300) < 0.3
+    answers = pd.DataFrame(
+        {"task": "text", "group": [f"g{i}" for i in range(300)], "right": ~wrong, "nll": wrong + 0.0}
+    )
+    formats = pd.DataFrame({"format": "text", "by": ["sum", "pmi"], "informative": [sums, True]})
+    tables = {name: pd.DataFrame(columns=pd.Index(columns)) for name, columns in QuestionReport.TABLES.items()}
+    tables |= {name: frame.reindex(columns=list(dict.fromkeys([*QuestionReport.TABLES[name], *frame])))
+               for name, frame in (("answers", answers), ("formats", formats))}  # fmt: skip
+    file = QuestionReport(tables, {}, {"model": "tiny"}).save(tmp_path / "answers.json")
+    out, _ = run(capsys, "behave", "gate", file, "--signal", "nll", "--risk", 0.3, "--out", tmp_path / "gate.json")
+    assert ("The report calls this format not informative" in out) is said
+    assert load_behavior_report(tmp_path / "gate.json").card["informative"] is sums
+
+
 def test_a_trace_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = run(capsys, "behave", "trace", "m", PROMPT, "--answer", "two", "--out", tmp_path / "trace.json")
     assert "two" in out
@@ -137,6 +155,78 @@ def test_uncertainty_of_answers_and_of_drawn_ones(capsys: pytest.CaptureFixture[
     for words in (["--samples", 3, "--answer", "2"], ["--match", "exact"]):
         _, err = run(capsys, "uncertainty", "m", PROMPT, *words, code=2)
         assert "--samples" in err
+
+
+@pytest.mark.parametrize("extra", [[], ["--dense"]])
+def test_evidence_is_a_folder_of_texts(
+    asked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, extra: list[str]
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def report(model: Any, questions: Any, source: Any, **options: Any) -> Any:
+        seen["source"] = source
+        raise ValueError("seen")
+
+    monkeypatch.setattr("interp.cli.behave_answers.grounding_report", report)
+    monkeypatch.setattr(interp, "load_sentence_encoder", lambda: lambda texts: np.eye(len(texts)))
+    folder = tmp_path / "evidence"
+    (folder / "within").mkdir(parents=True)
+    words = ["behave", "ground", "m", "--questions", asked, "--documents", folder, *extra]
+    _, err = run(capsys, *words, code=2)
+    assert "has no .txt or .md file" in err
+    (folder / "b.txt").write_text("Two here. Three there.")
+    (folder / "within" / "a.MD").write_text("One.")
+    (folder / "c.html").write_text("Left out.")
+    _, err = run(capsys, *words, code=2)
+    assert "seen" in err
+    source = seen["source"]
+    passages = source.parts[0].passages if extra else source
+    assert [passage.text for passage in passages] == ["Two here.", "Three there.", "One."]
+    _, err = run(capsys, *words[: -1 - len(extra)], tmp_path / "none.jsonl", code=2)
+    assert "there is no file" in err
+
+
+def test_a_folder_of_texts_is_evidence_for_a_report(
+    asked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interp, "load", lambda name, **options: tiny_model(n_ctx=512))
+    (tmp_path / "sums.md").write_text("".join(f"{n} is a number. " for n in range(10)))
+    out, _ = run(capsys, "behave", "ground", "m", "--questions", asked, "--documents", tmp_path, "--n", 4, "--json")
+    answers = pd.DataFrame(json.loads(out)["tables"]["answers"])
+    assert answers["question"].nunique() == 4
+    assert "retrieved" in set(answers["condition"])
+
+
+def test_a_folder_of_questions_is_truthfulqa(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is a folder without mc_task.json or TruthfulQA.csv: give the file"):
+        read_questions(str(tmp_path), None, "mc1", 0)
+    columns = "Type,Category,Question,Best Answer,Best Incorrect Answer,Correct Answers,Incorrect Answers,Source\n"
+    (tmp_path / "TruthfulQA.csv").write_text(f"{columns}A,B,Csv?,Yes,No,Yes,No,s\n")
+    (question,) = read_questions(str(tmp_path), None, "mc1", 0)
+    assert "Csv?" in question.prompt
+    task = [{"question": "Json?", "mc1_targets": {"Yes.": 1, "No.": 0}, "mc2_targets": {"Yes.": 1, "No.": 0}}]
+    (tmp_path / "mc_task.json").write_text(json.dumps(task))
+    (question,) = read_questions(str(tmp_path), None, "mc1", 0)
+    assert "Json?" in question.prompt
+
+
+def test_questions_without_groups_get_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "asked.jsonl"
+    rows = [{"prompt": f"Question: {n} + 1?\nAnswer:", "options": [" 2", " 3"], "answer": 0} for n in range(6)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read_questions(str(file), None, "binary", 0, own_groups=True)
+    assert [question.group for question in found] == [f"question {n}" for n in range(6)]
+    some = read_questions(str(file), 2, "binary", 1, own_groups=True)
+    assert len(some) == len(read_questions(str(file), 2, "binary", 1)) == 2
+    assert all(question in found for question in some)
+    words = ["behave", "sycophancy", "m", "--questions", file, "--no-layers"]
+    _, err = run(capsys, *words, code=2)
+    assert "question 0 has no group" in err
+    out, _ = run(capsys, *words, "--own-groups", "--json")
+    assert json.loads(out)["card"]["model"] == "tiny-llama"
+    assert {question.group for question in read_questions("questions", None, "binary", 0, own_groups=True)} == {
+        question.group for question in interp.load_questions("questions")
+    }
 
 
 def test_questions_are_drawn_in_whole_groups() -> None:

@@ -152,7 +152,7 @@ def test_real_contradictions_are_counted() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "No columns"),
+        ("", "is empty"),
         ("text,label\n", "has no rows"),
         ("sentence,label\na,1\n", r"no column 'text'\. .*There are: sentence, label"),
         ("text,label\na,1\n ,0\n,1\n", r"2 of 3 rows have no text \(row 2, 3\)"),
@@ -243,11 +243,21 @@ def test_pairs_and_questions_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"the same text on both sides \(row 1\)"):
         load_pairs(written(tmp_path / "a.csv", "prompt,positive,negative\np,x,x\n"))
     for row, message in (
-        ({"prompt": "p", "options": [" a"], "answer": 0}, "two or more different texts"),
-        ({"prompt": "p", "options": [" a", " a"], "answer": 0}, "two or more different texts"),
-        ({"prompt": "p", "options": [" a", " b"], "answer": 2}, "index of the right option"),
-        ({"prompt": "p", "options": [" a", " b"], "answer": True}, "index of the right option"),
-        ({"prompt": "p", "options": [" a", " b"]}, "no column 'answer'"),
+        ({"prompt": "p", "options": [" a"], "answer": 0}, r"q\.jsonl: 1 of 1 rows have fewer than two options"),
+        ({"prompt": "p", "options": [" a", " a"], "answer": 0}, "have two equal options"),
+        ({"prompt": "p", "options": [" a", " "], "answer": 0}, "have an empty option"),
+        ({"prompt": "p", "options": [" a", 2], "answer": 0}, "have an option that is not text"),
+        ({"prompt": "p", "options": " a", "answer": 0}, "have options that are no list .*CSV not"),
+        (
+            {"prompt": "p", "options": [" a", " b"], "answer": 2},
+            "have an answer out of range .*index of the right option",
+        ),
+        ({"prompt": "p", "options": [" a", " b"], "answer": True}, "no whole number .*index of the right option"),
+        ({"prompt": "p", "options": [" a", " b"], "answer": " a"}, "have an answer that is a text .*, not its text"),
+        (
+            {"prompt": "p", "options": [" a", " b"]},
+            r"q\.jsonl has no column 'answer'.*A row of JSONL: \{\"prompt\": .*\"options\": .*\"answer\": 0, \"group\": ",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             load_questions(written(tmp_path / "q.jsonl", json.dumps(row)))
@@ -347,7 +357,7 @@ def test_writing_without_labels_and_to_other_endings(tmp_path: Path) -> None:
 def test_table_of_bundled_sets() -> None:
     frame = datasets()
     assert list(frame) == ["name", "kind", "rows", "groups", "source", "licence"]
-    assert set(frame.kind) == {"statements", "pairs", "questions", "corpus"}
+    assert set(frame.kind) == {"statements", "pairs", "questions", "corpus", "paraphrases"}
     assert frame.name.is_unique
 
 

@@ -70,7 +70,7 @@ class GroundedAnswer:
         return None if self.logprob is None or self.logprob_without is None else self.logprob - self.logprob_without
 
     def summary(self) -> str:
-        """The answer with its figures, or the reason."""
+        """The answer with its figures and whether it is made up of other words than the evidence, or the reason."""
         if self.answer is None:
             return f"No answer: {self.reason}"
         figures = {
@@ -82,7 +82,8 @@ class GroundedAnswer:
         quoted = [textwrap.shorten(str(row["text"]), 100, placeholder=" ...") for row in used]
         sources = ", ".join(f"{row['source']} ({text!r})" for row, text in zip(used, quoted))
         dropped = f" {self.n_dropped} passages did not fit into the context." if self.n_dropped else ""
-        return f"{self.answer or '(an empty answer)'}\nFrom {sources}. {shown}.{dropped}"
+        doubt = " (none of its words stand in the evidence: do not trust it)" if self.word_support == 0 else ""
+        return f"{self.answer or '(an empty answer)'}{doubt}\nFrom {sources}. {shown}.{dropped}"
 
     def __str__(self) -> str:
         return self.summary()

@@ -270,6 +270,12 @@ def _examples(report: BehaviorReport) -> Section | None:
     return Section("Wrong and sure of it", "", (), tables)
 
 
+def _meaning(match: Any) -> str:
+    return (
+        "normalised words" if not match else str(match.get("match") or match.get("kind") or "a match of the caller's")
+    )
+
+
 def _again(report: BehaviorReport) -> Section:
     settings, card = report.values.get("settings", {}), report.card
     names = (
@@ -279,7 +285,7 @@ def _again(report: BehaviorReport) -> Section:
     shown = "".join(f"\n    {name}={settings[name]!r}," for name in names if name in settings)
     text = (
         f"The questions are those whose hash is {card.get('questions', 'not known')}, n = {card.get('n_questions', 0)} beside "
-        f"the shown ones; meaning was compared by {(settings.get('match') or {'kind': 'normalised words'})}."
+        f"the shown ones; meaning was compared by {_meaning(settings.get('match'))}."
     )
     code = (
         f"import interp\n\nmodel = interp.load({card.get('model', 'MODEL')!r})\nquestions = interp.load_questions(SOURCE)\n"

@@ -19,13 +19,13 @@ from interp.behavior.questions.report import QuestionReport
 from interp.behavior.questions.work import FREE, TEXT, question_piece
 from interp.dataset import Question
 from interp.jobs import JobFolder, at_least
-from interp.meaning import load_sentence_encoder
+from interp.meaning import Match, load_sentence_encoder
 from interp.model import HookedTransformer
 from interp.model.inputs import refuse_encoder
 from interp.uncertainty.knowing import knowing_sites
 from interp.uncertainty.questions import right_options
 
-PIECE = 64
+PIECE = 32
 """Questions in a piece of work."""
 
 
@@ -98,6 +98,8 @@ def question_report(
         at_least(name, value, least)
     if grader not in GRADERS:
         raise ValueError(f"grader must be {' or '.join(map(repr, GRADERS))}, got {grader!r}")
+    if match is not None and not isinstance(match, Match):
+        raise ValueError(f"match is ExactMatch(), EmbeddingMatch(encoder), NLIMatch(nli) or None, got {match!r}")
     chosen = asked(list(questions), n_shots if free else 0, seed)
     places = _sites(model, sites)
     settings = {
@@ -111,7 +113,9 @@ def question_report(
     if grader == "nearest":
         decides["encoder"] = load_sentence_encoder(encoder).describe()
     inputs = [to_json(question) for question in chosen.questions]
-    job = {**decides, "n_shots": n_shots, "n_folds": n_folds, "n_bins": n_bins, "n_boot": n_boot}
+    # The match comes last: its description is long, and a person looks for the option that differs.
+    job = {"n_shots": n_shots, "n_folds": n_folds, "n_bins": n_bins, "n_boot": n_boot, **decides}
+    job["match"] = job.pop("match")
 
     def make(folder: JobFolder | None) -> QuestionReport:
         found = run_pieces(
@@ -197,7 +201,10 @@ def _cautions(
         found.append(f"{shown}; they and the {chosen.left_out} others of their groups are not measured.")
     n_empty = int(np.count_nonzero(answers["empty"].to_numpy(dtype=bool)))
     if n_empty:
-        found.append(f"{n_empty} free answers are empty: they count as wrong, and have no signals of their tokens.")
+        hint = "" if chosen.shots else " Show some answered questions before them (n_shots)."
+        found.append(
+            f"{n_empty} free answers are empty: they count as wrong, and have no signals of their tokens.{hint}"
+        )
     if not job["pmi"]:
         found.append(
             "Some prompts are a single line: what an option gains over the last line alone (pmi) was left out."

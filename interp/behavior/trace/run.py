@@ -9,6 +9,7 @@
 It reads a single answer. What it shows is a description, not a cause: nothing is changed in the model.
 """
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -82,7 +83,7 @@ def hallucination_trace(
     model: HookedTransformer,
     prompt: str | Any,
     *,
-    answer: str | Sequence[int] | None = None,
+    answer: str | Sequence[int] | Any = None,
     max_new_tokens: int | Any = 8,
     stop: str | Sequence[str] | None = "\n",
     joint: str = " ",
@@ -108,13 +109,16 @@ def hallucination_trace(
         reference: `answer_signals` of at least 20 other answers of this model and kind of prompt, for quantiles.
 
     Raises:
-        ValueError: an empty prompt or answer (also one that the model ends at once), another answer that begins with the same
-            token, a subject that is not in the prompt, a text longer than the context, a probe or lens of another model.
+        ValueError: an empty prompt or answer (also one that the model ends at once), an answer that is neither text nor ids,
+            another answer that begins with the same token, a subject that is not in the prompt, a text longer than the context, a
+            probe or lens of another model.
     """
     refuse_encoder(model.cfg, "how an answer formed")
     if not isinstance(prompt, str) or not prompt:
         raise ValueError(f"the prompt is a text that is not empty, got {prompt!r}")
     given = answer is not None
+    if given and not isinstance(answer, str):
+        answer = _ids(answer)
     ended = None
     if answer is None:
         out = model.generate(prompt, max_new_tokens, stop=stop)
@@ -150,3 +154,16 @@ def hallucination_trace(
         "provenance": artifact.provenance(),
     }
     return TraceReport(found.tables, values, card, page.notes(values, lens is None))
+
+
+def _ids(answer: Any) -> list[int]:
+    """Token ids as plain whole numbers."""
+    try:
+        if isinstance(answer, bytes | Mapping) or any(isinstance(each, bool | str) for each in answer):
+            raise TypeError
+        return [operator.index(each) for each in answer]
+    except TypeError:
+        raise ValueError(
+            f"answer is a text or a list of token ids, got {answer!r:.80}: write a number as text, answer='5', or give the ids "
+            "of model.generate(...).tokens"
+        ) from None

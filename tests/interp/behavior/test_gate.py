@@ -130,3 +130,19 @@ def test_refusals() -> None:
         gate_report(signals, wrong, groups=groups[1:])
     with pytest.raises(ValueError, match="risk must lie"):
         gate_report(signals, wrong, risk=1.5)
+
+
+def test_labels_notes_and_plain_numbers() -> None:
+    signals, wrong, groups = answers(60)
+    with pytest.raises(ValueError, match="signals and wrong are labelled differently"):
+        gate_report(signals, pd.Series(wrong).sample(frac=1, random_state=0))
+    with pytest.raises(ValueError, match="put it into a list"):
+        gate_report(signals, wrong, notes="chance")
+    found = gate_report(
+        signals, wrong, groups=groups, risk=np.float64(0.2), risks=(0.3,), n_boot=100, notes=["Take care."]
+    )
+    assert found.notes[0] == "Take care."
+    assert "Take care." in found.to_html()
+    assert "risk=0.2," in found.to_html()
+    with pytest.raises(ValueError, match=r"got \[0\.5, 0\.5\]$"):
+        gate_report(signals, wrong, fractions=np.array([0.5, 0.5]).tolist())

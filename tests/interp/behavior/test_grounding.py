@@ -1,5 +1,6 @@
 """Grounding: prompts, attention against recorded patterns, planted evidence, abstention, a resumed report, hostile text."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -467,6 +468,14 @@ def test_an_answer_comes_with_its_passages(model: HookedTransformer) -> None:
     assert less.n_dropped == 2
     assert less.found["used"].tolist() == [True, False, False]
     assert "did not fit" in less.summary() or less.answer == ""
+
+
+def test_an_answer_of_other_words_than_the_evidence_is_flagged(model: HookedTransformer) -> None:
+    found = grounded_answer(model, "Aro likes what colour?", BM25Retriever(documents()), max_new_tokens=2, stop=None)
+    for support, flagged in ((0.0, True), (0.5, False), (1.0, False), (None, False)):
+        summary = dataclasses.replace(found, answer="teal", word_support=support).summary()
+        head = "teal (none of its words stand in the evidence: do not trust it)" if flagged else "teal"
+        assert summary.splitlines()[0] == head
 
 
 # ----------------------------------------------------------------------------------------------------------- real model

@@ -165,3 +165,15 @@ def test_hooks_are_refused_where_something_is_kept(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="do not travel"):
             run_pieces(model, work, {"factor": 2}, [Piece("one", [1])], decides=2, engine="ray")
     assert not (tmp_path / "job").exists()
+
+
+def test_a_damaged_report_is_made_again_from_its_pieces(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first, file = counted(tmp_path / "job", 2), tmp_path / "job" / "report.json"
+    whole = file.read_bytes()
+    for damage in (b"{}", whole[:-20]):
+        file.write_bytes(damage)
+        DONE.clear()
+        assert counted(tmp_path / "job", 2).to_dict() == first.to_dict()
+        assert DONE == []
+        assert file.read_bytes() == whole
+    assert "damaged" in caplog.text

@@ -176,6 +176,9 @@ def test_file_and_page(tiny: HookedTransformer, tmp_path: Path) -> None:
     [
         ("", {"answer": "a"}, "not empty"),
         ("ab", {"answer": ""}, "the answer is empty"),
+        ("ab", {"answer": 5}, "a text or a list of token ids, got 5: write a number as text"),
+        ("ab", {"answer": ["5"]}, "a text or a list of token ids"),
+        ("ab", {"answer": [1.0]}, "a text or a list of token ids"),
         ("ab", {"answer": "Paris", "against": "Peru"}, "the same token"),
         ("ab", {"answer": "Paris", "joint": "", "subject": "x"}, "does not stand in the prompt"),
     ],

@@ -284,3 +284,38 @@ def test_refusals() -> None:
         fit_gate(signals, wrong[1:])
     with pytest.raises(ValueError, match="no column 'doubt'"):
         fit_gate(signals, wrong, risk=0.3)(pd.DataFrame({"other": [1.0]}))
+
+
+def test_pandas_inputs_with_other_labels_are_refused() -> None:
+    signals, wrong = source(200, 0)
+    turned = pd.Series(wrong, index=range(200, 0, -1))
+    with pytest.raises(ValueError, match="signals and wrong are labelled differently"):
+        fit_gate(signals, turned)
+    gate = fit_gate(signals.set_axis(turned.index), turned, risk=0.3)
+    assert gate.to_dict() == fit_gate(signals, wrong, risk=0.3).to_dict()
+    with pytest.raises(ValueError, match="signals and groups are labelled differently"):
+        gate.check(signals, wrong, groups=turned)
+
+
+def test_no_rows_get_no_answers() -> None:
+    signals, wrong = source(400, 0)
+    for frame in (signals, signals.assign(other=wrong + signals["doubt"])):
+        found = fit_gate(frame, wrong, risk=0.4)({name: [] for name in frame})
+        assert (found.shape, found.dtype) == ((0,), np.dtype(bool))
+    with pytest.raises(ValueError, match="at least one row"):
+        fit_gate({"doubt": []}, [])
+
+
+@pytest.mark.parametrize(("right", "said"), [(True, "are right.*harder"), (False, "are wrong.*easier")])
+def test_too_few_wrong_answers_for_several_signals_name_the_part(right: bool, said: str) -> None:
+    signals = pd.DataFrame({"a": np.arange(20.0), "b": np.arange(20.0) % 3})
+    wrong = np.full(20, 0 if right else 1)
+    part = r"of the part that the rule is fitted on \(8 of 20 answers\)"
+    with pytest.raises(ValueError, match=f"all 8 answers {part} {said}") as error:
+        fit_gate(signals, wrong)
+    assert "`fractions`" in str(error.value)
+    wrong[random_parts(np.arange(20), (0.4, 0.6), 0)[0][0]] = 1 - wrong[0]
+    with pytest.raises(
+        ValueError, match=f"{part}: 8 answers in 8 groups.*give a single one, or this part a larger share"
+    ):
+        fit_gate(signals, wrong)

@@ -164,3 +164,30 @@ def test_a_comparison_without_common_ground_is_refused() -> None:
         compare_signals(signals, wrong, "a", "d")
     with pytest.raises(ValueError, match="cannot be compared"):
         compare_signals(signals, np.arange(10) < 5, "a", "c")
+
+
+def test_pandas_inputs_with_other_labels_are_not_paired_by_position() -> None:
+    values, outcomes = planted(60)
+    signals = pd.DataFrame(values)
+    shuffled = pd.Series(outcomes).sample(frac=1, random_state=0)
+    said = "Rows are paired by position.*reset_index"
+    with pytest.raises(ValueError, match=f"signals and wrong are labelled differently: row 0 is 0 in signals.*{said}"):
+        rank_signals(signals, shuffled, n_boot=100)
+    with pytest.raises(ValueError, match=said):
+        compare_signals(signals, outcomes, "weak", "strong", groups=pd.Series(range(60), index=range(1, 61)))
+    with pytest.raises(
+        ValueError, match="weak and strong are labelled differently"
+    ):  # pandas alone would align, or fill with NaN
+        rank_signals({"weak": signals["weak"], "strong": signals["strong"].iloc[::-1]}, outcomes, n_boot=100)
+    with pytest.raises(ValueError, match="59 to 60 rows"):
+        rank_signals({"weak": signals["weak"], "strong": signals["strong"].iloc[1:]}, outcomes, n_boot=100)
+    expected = rank_signals(values, outcomes, n_boot=100)
+    labelled = signals.set_axis([f"q{i}" for i in range(60)])
+    for wrong in (pd.Series(outcomes, index=labelled.index), outcomes, outcomes.tolist()):
+        pd.testing.assert_frame_equal(rank_signals(labelled, wrong, n_boot=100), expected)
+    pd.testing.assert_frame_equal(
+        rank_signals(signals.iloc[shuffled.index], shuffled, n_boot=100)
+        .sort_values("signal")[["signal", "auroc"]]
+        .reset_index(drop=True),
+        expected.sort_values("signal")[["signal", "auroc"]].reset_index(drop=True),
+    )

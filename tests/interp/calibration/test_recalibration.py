@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -358,3 +359,25 @@ def test_report_survives_a_file(tmp_path: Path) -> None:
         recalibrate(p_true=p, y=y, groups=np.zeros(200))
     with pytest.raises(ValueError, match="kinds must be some"):
         recalibrate(p_true=p, y=y, kinds=["spline"])
+
+
+def test_reversed_probabilities_are_noted_by_every_kind_that_can_tell() -> None:
+    p, y, _ = too_sure(400)
+    for kind in ("platt", "beta", "isotonic", "histogram"):
+        assert not any("does not rank" in note for note in fit_recalibration(p_true=p, y=y, kind=kind).notes)
+        assert any("does not rank" in note for note in fit_recalibration(p_true=1 - p, y=y, kind=kind).notes)
+    told = {kind: " ".join(fit_recalibration(p_true=1 - p, y=y, kind=kind).notes) for kind in ("isotonic", "histogram")}
+    assert "falls where p rises" in told["histogram"]
+    exact = fit_recalibration(p_true=[0.1, 0.2, 0.8, 0.9], y=[1, 1, 0, 0], kind="isotonic")
+    assert exact([0.1, 0.9]).tolist() == [0.5, 0.5]
+    assert "does not rank y = 1 over y = 0 in these rows: the map is one constant" in exact.notes[0]
+
+
+def test_recalibration_refuses_other_labels_and_names_plain_numbers() -> None:
+    p, y = pd.Series([0.1, 0.2, 0.8, 0.9], index=[1, 2, 3, 4]), pd.Series([0, 1, 0, 1])
+    with pytest.raises(ValueError, match="p_true and y are labelled differently"):
+        fit_recalibration(p_true=p, y=y)
+    with pytest.raises(ValueError, match=r"row 1 is 1\.2:"):
+        fit_recalibration(p_true=[0.5, 1.2], y=[0, 1])
+    with pytest.raises(ValueError, match=r"at least 0\.5, got 0\.25:"):
+        fit_recalibration(p_top=[0.25, 0.7], y=[0, 1], kind="temperature", n_classes=2)

@@ -219,3 +219,17 @@ def test_coverage_and_risk_outside_their_range_are_refused() -> None:
     for risk in (-0.1, 1.0):
         with pytest.raises(ValueError, match="accepted share"):
             report.coverage_at(risk)
+
+
+def test_pandas_inputs_with_other_labels_and_numpy_numbers() -> None:
+    confidence, y = pd.Series([0.9, 0.8, 0.3, 0.2], index=[3, 4, 5, 6]), pd.Series([1, 1, 0, 1])
+    with pytest.raises(
+        ValueError, match="confidence and y are labelled differently: row 0 is 3 in confidence and 0 in y"
+    ):
+        selective_report(confidence=confidence, y=y)
+    found = selective_report(confidence=confidence, y=y.set_axis(confidence.index), n_boot=100)
+    assert found.to_dict() == selective_report(confidence=confidence.tolist(), y=y, n_boot=100).to_dict()
+    with pytest.raises(ValueError, match=r"got 1\.5$"):
+        found.risk_at(np.float64(1.5))
+    with pytest.raises(ValueError, match="row 1 is 2:"):
+        selective_report(confidence=[0.1, 0.2], y=[1, 2])

@@ -188,3 +188,13 @@ def test_refusals() -> None:
         fit_stack(pd.concat([signals, signals], axis=1), wrong)
     with pytest.raises(ValueError, match="DataFrame"):
         fit_stack(signals.to_numpy(), wrong)
+
+
+def test_pandas_inputs_with_other_labels_are_refused() -> None:
+    signals = pd.DataFrame({"a": np.arange(40.0), "b": np.arange(40.0) % 7})
+    wrong = pd.Series(np.arange(40) % 2, index=range(40, 0, -1))
+    with pytest.raises(ValueError, match=r"signals and wrong are labelled differently.*\.reset_index\(drop=True\)"):
+        stack_signals(signals, wrong, groups="rows")
+    with pytest.raises(ValueError, match="signals and wrong are labelled differently"):
+        fit_stack(signals, wrong)
+    assert fit_stack(signals.set_axis(wrong.index), wrong) == fit_stack(signals, wrong.tolist())

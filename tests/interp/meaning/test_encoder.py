@@ -135,6 +135,8 @@ def test_what_is_no_sentence_encoder_is_refused(folder: Path, tmp_path: Path) ->
     (folder / "modules.json").unlink()
     with pytest.raises(ValueError, match=r"has no modules.json"):
         load_sentence_encoder(folder)
+    with pytest.raises(ValueError, match=r"wraps a loaded model, got '/nonexistent': load_sentence_encoder"):
+        SentenceEncoder("/nonexistent")
     with pytest.raises(ValueError, match="predicts a next token and is no encoder"):
         SentenceEncoder(tiny_model("llama"))
     model = interp.load(folder)

@@ -146,6 +146,9 @@ def test_a_refused_text_is_refused_again(tiny_encoder: SentenceEncoder) -> None:
 
 
 def test_thresholds_that_are_none_are_refused(tiny_encoder: SentenceEncoder) -> None:
+    for encoder in (None, "minilm", str.split):
+        with pytest.raises(ValueError, match=r"needs a sentence encoder, got .*load_sentence_encoder"):
+            EmbeddingMatch(encoder)
     with pytest.raises(ValueError, match="was chosen for all-minilm-l6-v2 in fp32, and tiny has other weights"):
         EmbeddingMatch(tiny_encoder)
     for threshold in (1.1, -2, float("nan"), True, "0.5"):

@@ -184,6 +184,32 @@ def test_files_and_data_sets(tmp_path: Path) -> None:
         passages_of(tmp_path / "none.txt")
 
 
+def test_a_folder_is_its_text_files(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    for name, text in {"c.txt": "One.", "b/a.MD": "Two.", "a.pdf": "Three."}.items():
+        (tmp_path / name).write_text(text)
+    found = passages_of([tmp_path, "Four."], groups=["g", None])
+    assert [(p.text, p.source, p.group) for p in found] == [
+        ("Two.", str(tmp_path / "b/a.MD"), "g"),
+        ("One.", str(tmp_path / "c.txt"), "g"),
+        ("Four.", "document 1", None),
+    ]
+    (tmp_path / "b/a.MD").unlink()
+    with pytest.raises(ValueError, match=r"has no .txt or .md file \(it holds nothing\)"):
+        passages_of(tmp_path / "b")
+
+
+def test_a_path_is_not_taken_for_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    file = tmp_path / "a.txt"
+    file.write_text("One.")
+    for documents in (str(file), str(tmp_path), ["Two.", str(file)], "~/a.txt"):
+        with pytest.raises(ValueError, match=r"is the path .*pathlib\.Path\(.*or its text"):
+            passages_of(documents)
+    assert passages_of(f"{file} ")[0].text == str(file)
+    assert passages_of(["~\0", "x" * 9999, "a\0b"])
+
+
 @pytest.mark.parametrize(
     ("documents", "options", "message"),
     [

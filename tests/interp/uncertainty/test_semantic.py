@@ -245,3 +245,11 @@ def test_the_real_model_on_one_question(smollm: HookedTransformer) -> None:
     assert found.match == ExactMatch().describe()
     # A question that it cannot know has more meanings.
     assert semantic_entropies(samples)[1].discrete > found.discrete
+
+
+def test_one_sample_is_no_certainty() -> None:
+    with pytest.raises(ValueError, match="n=1 samples cannot disagree.*sample 2 or more"):
+        semantic_entropies(by_hand([["Paris"], ["Rome"]]))
+    with pytest.raises(ValueError, match="n=1 samples cannot disagree"):
+        semantic_entropy(tiny_model(), "ab", 1)
+    assert semantic_entropies(by_hand([["Paris", "Rome"]]))[0].n_classes == 2
