@@ -67,16 +67,16 @@ def same_rows(**given: Any) -> None:
     known: list[tuple[str, pd.Index]] = []
     for name, value in given.items():
         one = next((each for each in value.values() if _indexed(each)), None) if isinstance(value, Mapping) else value
-        if _indexed(one):
+        if one is not None and _indexed(one):
             known.append((name, one.index))
     for name, index in known[1:]:
         first, expected = known[0]
         if len(index) == len(expected) and not index.equals(expected):
             row = next((at for at, (one, other) in enumerate(zip(expected, index)) if one != other), 0)
             raise ValueError(
-                f"{first} and {name} are labelled differently: row {row} is {expected[row]} in {first} and {index[row]} in {name}. "
-                f"Rows are paired by position: align them ({name} = {name}.loc[{first}.index]) or, if they already stand in one "
-                "order, use .reset_index(drop=True) on both. The values of a list or an array are taken by position"
+                f"{first} and {name} are labelled differently: row {row} is {expected[row]} in {first} and {index[row]} in "
+                f"{name}. Rows are paired by position: align them ({name} = {name}.loc[{first}.index]) or, if they already stand "
+                "in one order, use .reset_index(drop=True) on both. The values of a list or an array are taken by position"
             )
 
 
@@ -108,7 +108,8 @@ def signal_matrix(
         empty: no rows are no error.
 
     Raises:
-        ValueError: no rows or columns, Series of a mapping that are labelled differently, a column that is missing, given twice, of text, or holds an infinite value.
+        ValueError: no rows or columns, Series of a mapping that are labelled differently, a column that is missing, given twice,
+            of text, or holds an infinite value.
     """
     if not isinstance(signals, pd.DataFrame | Mapping):
         raise ValueError(f"signals must be a DataFrame with a column for each signal, got {type(signals).__name__}")

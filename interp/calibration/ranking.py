@@ -113,7 +113,8 @@ def rank_signals(
         its figure from other rows than those it was chosen on.
 
     Raises:
-        ValueError: no signal, lengths or pandas indexes that differ, text or infinity, `wrong` that is not 0/1 or has one value, a single group.
+        ValueError: no signal, lengths or pandas indexes that differ, text or infinity, `wrong` that is not 0/1 or
+            has one value, a single group.
     """
     names, values = signal_matrix(signals)
     same_rows(signals=signals, wrong=wrong, groups=groups)

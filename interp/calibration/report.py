@@ -243,7 +243,8 @@ def calibration_report(
         seed: of the draws.
 
     Raises:
-        ValueError: none or both of p_true and p_top, no rows, lengths or pandas indexes that differ, NaN, p outside [0, 1], y that is not
+        ValueError: none or both of p_true and p_top, no rows, lengths or pandas indexes that differ, NaN, p outside
+            [0, 1], y that is not
             0/1, a missing group, n_bins under 1.
     """
     if (p_true is None) == (p_top is None):

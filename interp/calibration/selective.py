@@ -194,7 +194,8 @@ def selective_report(
         seed: of the draws.
 
     Raises:
-        ValueError: lengths or pandas indexes that differ, NaN or infinity, y that is not 0/1 or has one value only, a single group.
+        ValueError: lengths or pandas indexes that differ, NaN or infinity, y that is not 0/1 or has one value only,
+            a single group.
     """
     score = vector("confidence", confidence)
     same_rows(confidence=confidence, y=y, groups=groups)

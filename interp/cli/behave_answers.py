@@ -30,7 +30,9 @@ _QUESTIONS = (
 
 
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
-_NO_BETTER = "The report calls this format not informative: its answers are no better than chance, and a gate on them means little."
+_NO_BETTER = (
+    "The report calls this format not informative: its answers are no better than chance; a gate on them means little."
+)
 
 
 def _asks(command: Any) -> Any:
@@ -167,7 +169,9 @@ def gate(
     """When to withhold an answer: a rule over the signals of a REPORT on questions that keeps the error rate you name."""
     found = load_behavior_report(report)
     if not isinstance(found, QuestionReport):
-        raise click.UsageError(f"{report} is a {found.KIND}: a gate is fitted to a report of interp behave questions")
+        raise click.UsageError(
+            f"{report} holds a report of the kind {found.KIND!r}: a gate needs one of interp behave questions"
+        )
     part = found.answers.loc[found.answers["task"] == task]
     if part.empty:
         raise click.UsageError(f"the report has no answers of the task {task!r}: it was made with --no-free")

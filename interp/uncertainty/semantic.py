@@ -41,7 +41,7 @@ def discrete_semantic_entropy(classes: Sequence[int] | Any, *, miller_madow: boo
     """
     counts = np.array(list(Counter(_classes(classes)).values()), dtype=float)
     n = counts.sum()
-    return _entropy(counts / n) + (miller_madow * (len(counts) - 1) / (2 * n))
+    return float(_entropy(counts / n) + miller_madow * (len(counts) - 1) / (2 * n))
 
 
 def rao_semantic_entropy(

@@ -197,4 +197,5 @@ def test_pandas_inputs_with_other_labels_are_refused() -> None:
         stack_signals(signals, wrong, groups="rows")
     with pytest.raises(ValueError, match="signals and wrong are labelled differently"):
         fit_stack(signals, wrong)
-    assert fit_stack(signals.set_axis(wrong.index), wrong) == fit_stack(signals, wrong.tolist())
+    stack = fit_stack(signals.set_axis(wrong.index), wrong)
+    assert stack.to_dict() == fit_stack(signals, wrong.tolist()).to_dict()

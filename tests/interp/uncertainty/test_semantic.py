@@ -248,7 +248,7 @@ def test_the_real_model_on_one_question(smollm: HookedTransformer) -> None:
 
 
 def test_one_sample_is_no_certainty() -> None:
-    with pytest.raises(ValueError, match="n=1 samples cannot disagree.*sample 2 or more"):
+    with pytest.raises(ValueError, match=r"n=1 samples cannot disagree.*sample 2 or more"):
         semantic_entropies(by_hand([["Paris"], ["Rome"]]))
     with pytest.raises(ValueError, match="n=1 samples cannot disagree"):
         semantic_entropy(tiny_model(), "ab", 1)
