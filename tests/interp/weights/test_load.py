@@ -43,7 +43,10 @@ def in_child(code: str, *arguments: object, **environment: str) -> str:
     ("name", "words"),
     [
         ("smollm-135m", r"there is no model 'smollm-135m'.*Did you mean 'smollm2-135m'\?"),
-        ("gpt5", r"not in the catalogue \(smollm2-135m, smollm2-135m-instruct-q4\).*org/name"),
+        (
+            "gpt5",
+            r"not in the catalogue \(smollm2-135m, smollm2-135m-instruct-q4, minilm, all-minilm-l6-v2\).*org/name",
+        ),
         ("./nowhere", "there is no file or folder ./nowhere"),
         ("/no/where/at/all", "there is no file or folder /no/where/at/all"),
         ("nowhere.gguf", r"there is no file or folder nowhere\.gguf"),
