@@ -5,8 +5,9 @@ import hashlib
 import pandas as pd
 import streamlit as st
 
-from ui import services, state, states, text
+from ui import pages, services, state, states, text
 from ui.strip import Track, token_strip
+from ui.token_card import token_card
 
 EXAMPLES = {
     "A fact": "The Eiffel Tower is located in the city of",
@@ -23,37 +24,36 @@ _TRACKS = (
 
 def sidebar() -> None:
     """Prompt, run, model and seed: the same on every page."""
+    state.settle_prompt(services.default_prompt())
     with st.sidebar:
         with st.form("prompt_form", border=False):
             st.text_area(
                 "Prompt",
-                value=services.default_prompt(),
                 key="prompt",
                 height=120,
                 max_chars=state.MAX_CHARS,
-                bind="query-params",
-                help=f"At most {state.MAX_CHARS:,} characters and {state.MAX_TOKENS} tokens. It stands in the URL.",
+                help=f"At most {state.MAX_CHARS:,} characters and {state.MAX_TOKENS:,} tokens. It stands in the URL.",
             )
             st.form_submit_button("Analyse", width="stretch", icon=":material/play_arrow:")
         with st.popover("Examples", icon=":material/lightbulb:", type="tertiary"):
             for name, text in EXAMPLES.items():
-                st.button(name, key=f"example_{name}", width="stretch", on_click=_use, args=(text,))
+                st.button(name, key=f"example_{name}", width="stretch", on_click=state.set_prompt, args=(text,))
+        if state.view_is_lost():
+            st.caption(
+                ":material/warning: The URL names a saved prompt that is not on this machine; here is another one."
+            )
         if state.prompt()[-1:].isspace():
             st.caption(":material/warning: The prompt ends in a space or line break; most models never see one there.")
-            st.button("Trim it", key="trim", on_click=_use, args=(state.prompt().rstrip(),))
+            st.button("Trim it", key="trim", on_click=state.set_prompt, args=(state.prompt().rstrip(),))
         _origin()
+        pages.menu()
 
 
 def _origin() -> None:
     with st.expander("Model, run, seed", icon=":material/tune:", expanded=False):
         try:
-            run = services.run()
-            st.caption("Run")
-            text.say(run.name if run else "none: start with interp app --run FOLDER")
-            st.caption("Model")
-            text.say(services.model_name())
-            if run and run.model.get("note"):
-                text.say(str(run.model["note"]))
+            _run()
+            _model()
             if wrong := services.mismatch():
                 text.say(f"⚠ {wrong}")
         except ValueError as error:
@@ -69,8 +69,41 @@ def _origin() -> None:
         )
 
 
-def _use(text: str) -> None:
-    st.session_state["prompt"] = text
+def _run() -> None:
+    """The run whose results the pages show."""
+    offered = services.runs_offered()
+    if not offered:
+        st.caption("Run")
+        text.say("none: start with interp app --run FOLDER")
+        return
+    st.selectbox(
+        "Run",
+        list(offered),
+        format_func=text.plain,
+        key="run",
+        bind="query-params",
+        help="Finished demo runs of the workspace. Their results are shown as they lie; nothing is computed again.",
+    )
+    found = services.run()
+    if found and found.model.get("note"):
+        text.say(str(found.model["note"]))
+
+
+def _model() -> None:
+    """The model that answers live."""
+    offered = services.models_offered()
+    if len(offered) > 1:
+        st.selectbox(
+            "Model",
+            offered,
+            format_func=text.plain,
+            key="model",
+            bind="query-params",
+            help="One model is loaded at a time, for all who use this server; another choice replaces it.",
+        )
+    else:
+        st.caption("Model")
+        text.say(services.model_name())
 
 
 def seed() -> int:
@@ -99,6 +132,7 @@ def prompt_strip() -> tuple[pd.DataFrame, int] | None:
     tracks = [track for track in _TRACKS if track.column in frame]
     pos = state.position(len(frame))
     token_strip(frame, tracks, selected=pos, on_pick=state.choose_position, key="strip")
+    token_card(frame, pos)
     return frame, pos
 
 

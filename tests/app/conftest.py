@@ -13,6 +13,7 @@ from streamlit.testing.v1 import AppTest
 
 import interp
 from interp import artifact
+from ui import library
 
 APP = Path(__file__).parents[2] / "app"
 PROMPT = "The Eiffel Tower is located in the city of"
@@ -76,7 +77,7 @@ def hostile_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def open_page(monkeypatch: pytest.MonkeyPatch, run_folder: Path) -> Callable[..., AppTest]:
-    """`open_page("lens", run=folder, model=model, query={...}, prompt=...)`: a page of the app after its first run.
+    """`open_page("lens", run=folder, model=model, query={...}, prompt=..., workspace=...)`: a page after its first run.
 
     Without `model` the live model cannot be loaded, so a page that needs it says so.
     """
@@ -88,8 +89,15 @@ def open_page(monkeypatch: pytest.MonkeyPatch, run_folder: Path) -> Callable[...
         model: Any = None,
         query: dict[str, str] | None = None,
         prompt: str | None = None,
+        workspace: Path | None = None,
     ) -> AppTest:
         st.cache_data.clear()
+        library.forget()
+        monkeypatch.delenv("INTERP_STORES", raising=False)
+        if workspace is None:
+            monkeypatch.delenv("INTERP_WORKSPACE", raising=False)
+        else:
+            monkeypatch.setenv("INTERP_WORKSPACE", str(workspace))
         monkeypatch.delenv("INTERP_MODEL", raising=False)
         if run is None and model is not None:
             monkeypatch.setenv("INTERP_MODEL", "tiny")

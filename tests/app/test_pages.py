@@ -215,7 +215,7 @@ def test_nonsense_in_the_url_is_ignored(open_page: Open, name: str, value: str) 
 
 def test_a_new_prompt_forgets_the_position(open_page: Open, model: HookedTransformer) -> None:
     page = open_page("lens", model=model, query={"pos": "2"})
-    assert page.session_state["_pos"] == 2
+    assert page.session_state["_pos"] == "2"
     page.text_area(key="prompt").set_value("Another one")
     next(b for b in page.button if b.label == "Analyse").click().run()
     assert page.session_state["_pos"] is None
@@ -229,7 +229,7 @@ def test_a_new_prompt_forgets_the_position(open_page: Open, model: HookedTransfo
 def test_a_prompt_that_is_too_long_or_empty_is_refused_with_the_limit(
     open_page: Open, model: HookedTransformer, name: str
 ) -> None:
-    assert "300 tokens, more than the 256" in words(open_page(name, model=model, prompt="x" * 300))
+    assert "600 tokens, more than the 512" in words(open_page(name, model=model, prompt="x" * 600))
     page = open_page(name, model=model)
     page.text_area(key="prompt").set_value("")
     next(b for b in page.button if b.label == "Analyse").click().run()

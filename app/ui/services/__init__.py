@@ -23,7 +23,7 @@ from ui.services.head_answers import (
     run_causal_check,
 )
 from ui.services.lenses import LOGIT, comparison, followed, lens, lens_code, lens_files
-from ui.services.live import engine, mismatch, model_name, token_ids
+from ui.services.live import engine, mismatch, model_name, models_offered, token_ids
 from ui.services.patches import MAX_PAIR_TOKENS, MAX_PAIRS, OWN, Sweep, aligned, metrics, run_sweep, swept, tasks
 from ui.services.prompt import (
     MAX_STATEMENTS,
@@ -36,7 +36,7 @@ from ui.services.prompt import (
     value_weighted,
     without_sink,
 )
-from ui.services.runs import default_prompt, run, run_frame, run_json, stores
+from ui.services.runs import default_prompt, run, run_frame, run_json, runs_offered, stores
 
 __all__ = [
     "LOGIT",
@@ -70,12 +70,14 @@ __all__ = [
     "metrics",
     "mismatch",
     "model_name",
+    "models_offered",
     "next_tokens",
     "run",
     "run_causal_check",
     "run_frame",
     "run_json",
     "run_sweep",
+    "runs_offered",
     "score_statements",
     "stores",
     "swept",

@@ -34,11 +34,29 @@ class Engine:
 
 
 def model_name() -> str:
-    """The model that pages use: $INTERP_MODEL, else the run's.
+    """The model that pages use: the one chosen in the sidebar, else $INTERP_MODEL, else the run's.
 
     Raises:
-        ValueError: neither names one, or the run names something that is not a plain model name.
+        ValueError: none is named, or the run names something that is not a plain model name.
     """
+    asked = st.session_state.get("model") or st.query_params.get("model")
+    if asked and (offered := models_offered()) and asked in offered:
+        return str(asked)
+    return _default_model()
+
+
+def models_offered() -> list[str]:
+    """Names that can be chosen: the default first, then the models of the catalogue that are on this machine."""
+    first = _default_model()
+    known = interp.models()
+    if "kind" in known:
+        known = known.loc[known["kind"] == "language model"]
+    same = next((_names(row) for row in known.to_dict("records") if first.lower() in _names(row)), [])
+    others = [str(name) for name, cached in zip(known["name"], known["cached"]) if cached and name.lower() not in same]
+    return [first, *(name for name in others if name != first)]
+
+
+def _default_model() -> str:
     chosen = os.environ.get("INTERP_MODEL")
     if chosen:
         return chosen
@@ -52,8 +70,7 @@ def model_name() -> str:
 
 def is_of_the_model(found: Run) -> bool:
     """Whether a run's results are those of the model that pages use: another --model gets no answers of the run's."""
-    chosen = os.environ.get("INTERP_MODEL")
-    return chosen in (None, "", found.model.get("name"), found.model.get("loads_as"))
+    return model_name() in (found.model.get("name"), found.model.get("loads_as"))
 
 
 def mismatch() -> str | None:

@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 import interp
+from ui import library
 from ui.results import Run, open_run
 
 EXAMPLE = "The Eiffel Tower is located in the city of"
@@ -15,14 +16,28 @@ KEPT: dict[str, Any] = {"max_entries": 64, "ttl": "1h", "show_spinner": False}
 """How long answers are kept, and how many of a kind."""
 
 
+def runs_offered() -> dict[str, Path]:
+    """Key -> folder of the runs that pages can show; the one of $INTERP_RUN first."""
+    found = {each.key: each.path for each in library.entries("run")}
+    own = os.environ.get("INTERP_RUN")
+    if not own:
+        return found
+    folder = Path(own)
+    key = next((key for key, path in found.items() if path == folder.resolve()), f"@{folder.name}")
+    return {key: folder} | found
+
+
 def run() -> Run | None:
-    """The run named by $INTERP_RUN, None where none is named.
+    """The run that was chosen in the sidebar, at first that of $INTERP_RUN; None where there is none.
 
     Raises:
-        ValueError: it is named and cannot be read.
+        ValueError: it is there and cannot be read.
     """
-    folder = os.environ.get("INTERP_RUN")
-    return open_run(folder) if folder else None
+    offered = runs_offered()
+    if not offered:
+        return None
+    asked = st.session_state.get("run") or st.query_params.get("run")
+    return open_run(offered.get(str(asked), next(iter(offered.values()))))
 
 
 def run_frame(name: str) -> pd.DataFrame:
