@@ -2,8 +2,8 @@
 
 1. The roots are the workspace ($INTERP_WORKSPACE, else the folder that holds the run) and the stores of $INTERP_STORES. Only
    the command line names them.
-2. A root is walked a few levels deep. Links that lead out of it are not followed, and neither are the inner parts of stores
-   and jobs.
+2. A root is walked a few levels deep. Links are not followed: one could lead out of it, or round in it. The inner parts of
+   stores and jobs are left alone.
 3. A file says what it is: the card of a safetensors file, or `kind` in a JSON file; a folder by the file that makes it one.
    Headers are read once for each version of a file.
 4. A page names an entry by its key. The key is looked up among what was found, and never becomes a path.
@@ -157,7 +157,7 @@ def _walk(start: str, root: Path) -> Iterator[Entry]:
     stack = [(root, 0)]
     while stack and left[0] > 0:
         folder, depth = stack.pop()
-        names = _listed(folder, root)
+        names = _listed(folder)
         left[0] -= len(names)
         whole = False
         for path in names:
@@ -169,12 +169,12 @@ def _walk(start: str, root: Path) -> Iterator[Entry]:
             stack.extend((path, depth + 1) for path in names if path.name not in INNER and path.is_dir())
 
 
-def _listed(folder: Path, root: Path) -> list[Path]:
+def _listed(folder: Path) -> list[Path]:
     try:
         names = sorted(folder.iterdir())
     except OSError:
         return []
-    return [path for path in names if not path.name.startswith(".") and path.resolve().is_relative_to(root)]
+    return [path for path in names if not path.name.startswith(".") and not path.is_symlink()]
 
 
 def _entry(path: Path, root: Path, start: str) -> Entry | None:

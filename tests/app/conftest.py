@@ -92,6 +92,7 @@ def open_page(monkeypatch: pytest.MonkeyPatch, run_folder: Path) -> Callable[...
         workspace: Path | None = None,
     ) -> AppTest:
         st.cache_data.clear()
+        st.cache_resource.clear()
         library.forget()
         monkeypatch.delenv("INTERP_STORES", raising=False)
         if workspace is None:
