@@ -131,8 +131,12 @@ def prompt_strip() -> tuple[pd.DataFrame, int] | None:
     frame = frame.assign(surprisal=-frame["logprob"]) if "logprob" in frame else frame
     tracks = [track for track in _TRACKS if track.column in frame]
     pos = state.position(len(frame))
-    token_strip(frame, tracks, selected=pos, on_pick=state.choose_position, key="strip")
-    token_card(frame, pos)
+    place = st.container()
+    if (tint := token_card(frame, pos)) is not None:
+        track, values = tint
+        frame, tracks = frame.assign(**{track.column: values}), [track, *tracks]
+    with place:
+        token_strip(frame, tracks, selected=pos, on_pick=state.choose_position, key="strip")
     return frame, pos
 
 
