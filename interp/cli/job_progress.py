@@ -15,6 +15,8 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from interp.jobs import note_progress
+
 _UNITS = {
     "record": "texts", "log_likelihood": "texts", "fit": "places", "figures": "seeds", "vector": "vectors",
     "settings": "settings", "calibration": "parts", "questions": "parts",
@@ -67,6 +69,7 @@ class JobProgress:
 
     def __call__(self, step: str, done: int, total: int) -> None:
         """So much of a step is done. KeyboardInterrupt where a first Ctrl-C asked for the end."""
+        note_progress(title(step), done, total)
         now = time.monotonic()
         if step != self._step:
             self._begin(step, done, total, now)

@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from interp.jobs import note_progress
+
 _COLUMNS = ("loss", "L0", "dead", "lr")
 _LINES = 10
 """Plain lines in a run, about."""
@@ -49,6 +51,14 @@ class TrainingProgress:
 
     def step(self, done: int, total: int) -> None:
         """So many steps are done."""
+        note_progress(
+            "Training",
+            done,
+            total,
+            "; ".join(
+                self._sentence(n, name) for n, name in enumerate(self._names) if n in self._lines and self._began
+            ),
+        )
         if self._began is None:  # the first step has the set-up in it, and a run may go on in the middle
             self._began = time.monotonic(), done
             if done > 1 and not self._quiet:

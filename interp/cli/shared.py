@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 import interp
 from interp.cli.output import show
+from interp.jobs import note_progress
 from interp.lens.jacobian import KIND as JACOBIAN
 from interp.task import TASKS
 
@@ -70,6 +71,7 @@ def work_bar(label: str, *, hidden: bool) -> Iterator[Callable[..., None]]:
     with click.progressbar(length=1000, label=label, hidden=quiet, file=sys.stderr) as bar:
 
         def move(done: int, total: int, step: str = label) -> None:
+            note_progress(step[:1].upper() + step[1:], done, total)
             bar.label = step
             bar.update(1000 * done // max(total, 1) - bar.pos)
 

@@ -1,5 +1,7 @@
 """Commands around the activation store: record, look, verify, list, merge, remove."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pandas as pd
 
 import interp
 from interp.cli.output import json_option, show
+from interp.jobs.progress import VARIABLE, note_progress
 from interp.store import as_place
 from interp.store.place import names
 from interp.store.writer import SHARDS, STORE_CARD
@@ -78,8 +81,14 @@ def record(
         plan = interp.recording_plan(found, source, **options)
         show(plan.to_frame().set_index("quantity")["value"].to_dict() if as_json else _readable(plan), as_json)
         return
-    store = interp.record(found, source, **options, progress=False if as_json else None)
+    told = _noted() if os.environ.get(VARIABLE) else (False if as_json else None)
+    store = interp.record(found, source, **options, progress=told)
     show(store.to_frame(), as_json, title=out)
+
+
+def _noted() -> Callable[[int, int, int], None]:
+    """Progress for the process that watches this one."""
+    return lambda done, total, tokens: note_progress("Recording", done, total, f"{tokens:,} tokens computed")
 
 
 def _rule(word: str) -> Any:

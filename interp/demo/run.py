@@ -17,6 +17,7 @@ from interp import artifact
 from interp.demo.spec import DemoSpec, load_demo_spec
 from interp.demo.steps import Outcome, Place, Step, all_steps
 from interp.demo.summary import write_summary
+from interp.jobs import note_progress
 from interp.model import HookedTransformer
 from interp.weights.load import load
 
@@ -132,6 +133,7 @@ def _run_step(place: Place, step: Step, label: str, rest: float, console: Consol
         def progress(done: int, total: int) -> None:
             share, spent = done / max(total, 1), time.perf_counter() - start
             own = spent / share * (1 - share) if share > 0.1 else max(step.seconds - spent, 0)
+            note_progress(label, done, total)
             bar.update(task, completed=share, left=f"about {_duration(own + rest)} left")
 
         outcome: Outcome = step.run(place, progress)

@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Union, get_args, get_origin
 
 from filelock import FileLock, Timeout
 
-from interp import artifact
+from interp import files
 
 REPORT, PAGE, LOG, OWNER = "report.json", "report.html", "log.jsonl", "job.json"
 DAMAGED = ".damaged"
@@ -171,7 +171,7 @@ def read_task(path: Path, read: Callable[[Path], Any]) -> Any:
 
 def file_hash(path: Path) -> str:
     """What a report says of a file beside it, so that a half-replaced set of files is found out."""
-    return artifact.sha256_file(path)[:32]
+    return files.sha256_file(path)[:32]
 
 
 # --------------------------------------------------------------------------------------------------------------- owner
@@ -208,12 +208,12 @@ def settle_owner(
         )
     if changed:
         log.info("the report of another job was moved to %s", folder.move_earlier())
-    if not folder.owner.is_file() or artifact.read_json(folder.owner) != own:
-        artifact.write_json(folder.owner, own)
+    if not folder.owner.is_file() or files.read_json(folder.owner) != own:
+        files.write_json(folder.owner, own)
 
 
 def _known(folder: JobFolder, kind: str) -> dict[str, Any]:
-    found = artifact.read_json(folder.owner)
+    found = files.read_json(folder.owner)
     if not isinstance(found, dict) or found.get("kind") != kind:
         raise ValueError(f"{folder.owner} does not say that this is the folder of such a job: choose another folder")
     return found
