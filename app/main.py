@@ -9,12 +9,13 @@ from pathlib import Path
 
 import streamlit as st
 
-from ui import frame, pages, state
+from ui import access, frame, pages, state
 
 # A file, since Streamlit fetches icons by name from the network.
 st.set_page_config(page_title="interp", page_icon=Path(__file__).parent / "ui" / "icon.png", layout="wide")
 # The menu stands under the prompt (`frame.sidebar`): its own place would push the prompt below the fold.
 page = st.navigation(pages.navigation(), position="hidden")
+access.gate()  # after the pages are known, so that a deep link leads there after the login; nothing is drawn before it
 frame.sidebar()
 page.run()
 state.to_url()

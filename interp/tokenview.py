@@ -219,3 +219,21 @@ def _glyph(character: str) -> str:
     if unicodedata.category(character) in ("Cc", "Cf", "Cn", "Co", "Zl", "Zp", "Zs") and character != " ":
         return f"⟨U+{ord(character):04X}⟩"
     return character
+
+
+def token_label(text: str, width: int = 200) -> str:
+    """A token as a reader sees it: `·` for a space at an edge, ↵, ⇥, ⟨U+200B⟩ for what has no glyph.
+
+    Args:
+        text: the token's text; a lone surrogate is shown by its bytes.
+        width: longest label in characters; a longer one loses its middle to an ellipsis.
+    """
+    text = _shortened(text, 2 * width)  # before the work, for a text can be a whole file
+    data = text.encode("utf-8", "surrogatepass")
+    label = TokenView(0, 0, text, text, 0, len(data), "text", 0, data.hex()).display if data else "⟨empty⟩"
+    return _shortened(label, width)
+
+
+def _shortened(text: str, width: int) -> str:
+    tail = (width - 1) // 2
+    return text if len(text) <= width else text[: width - 1 - tail] + "…" + text[len(text) - tail :]

@@ -5,6 +5,7 @@ import hashlib
 import pandas as pd
 import streamlit as st
 
+from interp.report import printable
 from ui import pages, services, state, states, text
 from ui.strip import Track, token_strip
 from ui.token_card import token_card
@@ -79,7 +80,7 @@ def _run() -> None:
     st.selectbox(
         "Run",
         list(offered),
-        format_func=text.plain,
+        format_func=printable,
         key="run",
         bind="query-params",
         help="Finished demo runs of the workspace. Their results are shown as they lie; nothing is computed again.",
@@ -96,7 +97,7 @@ def _model() -> None:
         st.selectbox(
             "Model",
             offered,
-            format_func=text.plain,
+            format_func=printable,
             key="model",
             bind="query-params",
             help="One model is loaded at a time, for all who use this server; another choice replaces it.",

@@ -9,6 +9,7 @@
 4. A page names an entry by its key. The key is looked up among what was found, and never becomes a path.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from typing import Any
 import streamlit as st
 from safetensors import SafetensorError, safe_open
 
-from ui.text import plain
+from interp.report import printable
 
 DEPTH = 4
 """Levels of folders that are looked through."""
@@ -119,7 +120,7 @@ def pick(kinds: str | Sequence[str], label: str, key: str, *, model: str | None 
     shown = st.selectbox(
         label,
         list(by_key),
-        format_func=lambda name: plain(by_key[name].title) + ("" if fits[name] else " (another model)"),
+        format_func=lambda name: printable(by_key[name].title) + ("" if fits[name] else " (another model)"),
         key=key,
         bind="query-params",
         width=360,
@@ -161,7 +162,11 @@ def _walk(start: str, root: Path) -> Iterator[Entry]:
         left[0] -= len(names)
         whole = False
         for path in names:
-            if path.is_file() and (made := _entry(path, root, start)) is not None:
+            made = None
+            # A file can go while one looks.
+            with contextlib.suppress(OSError):
+                made = _entry(path, root, start) if path.is_file() else None
+            if made is not None:
                 yield made
                 # What is inside a store or a set of features is its own affair.
                 whole = whole or made.kind == "store" or path.name == "card.json"

@@ -7,6 +7,8 @@ import streamlit as st
 
 from interp import plot
 from ui import controls, figure, frame, services, state, states, text
+from ui.panels import attribution_parts as panels
+from ui.services import attribute
 
 WHAT = """
 The stream that the model unembeds is a **sum** of what the embedding, every attention head and every MLP wrote into it.
@@ -15,7 +17,10 @@ attribution, Elhage et al. 2021). Blue adds to the answer, vermilion takes from 
 
 It is the *direct* effect only: what a later layer makes of a part is not counted. Patching measures that.
 
-The answer is read **after the chosen token** of the strip.
+**Unexplained** is what the parts miss; where its bar is not near 0, believe none of the others.
+
+The answer is read **after the chosen token** of the strip. Click a bar, or choose a part below, to see which tokens it
+promotes.
 """
 WHERE = {
     "component": "Attention and MLP of each layer, the embedding, and the biases: the largest shares, in the model's order.",
@@ -32,7 +37,7 @@ def chart(table: pd.DataFrame, by: str, tokens: list[str]) -> plot.Chart:
         return plot.attribution_heads(table)
     if by == "source":
         return plot.attribution_sources(table, tokens)
-    return plot.attribution_waterfall(table) if by == "layer" else plot.attribution_bars(table)
+    return plot.attribution_waterfall(table) if by == "layer" else plot.attribution_bars(attribute.shown_shares(table))
 
 
 def figures(table: pd.DataFrame, facts: dict[str, Any], answer: controls.Token, against: controls.Token | None) -> None:
@@ -90,7 +95,10 @@ found.plot()
                 f"{len(table):,} parts after token {text.plain(f'{pos}: {plot.token_label(str(tokens.token.iloc[pos]))}')}; "
                 f"their sum misses the logit by {facts['unexplained']:.1e}{cap} · {frame.stamp()}"
             ),
+            on_select=panels.part_clicked if by in panels.CLICKABLE else None,
         )
+    panels.promoted(table, pos)
+    panels.by_place(pos, answer, against)
 
 
 def render() -> None:

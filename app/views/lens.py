@@ -1,13 +1,16 @@
 """Logit lens: what the model would predict if it stopped after each layer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 import streamlit as st
 
 from interp import plot
+from interp.plot.lens_cells import MOST, lens_columns
 from interp.report import printable
 from ui import controls, figure, frame, services, state, states, text
+from ui.panels import lens_cells
+from ui.services import lenses
 
 WHAT = """
 The residual stream after each layer is read through the model's **final norm and unembedding**, as if the model stopped
@@ -46,6 +49,8 @@ class Asked:
 
     file: str
     middles: bool
+    positions: range | None = None
+    """Of a long prompt, the positions that are read."""
 
 
 def asked() -> Asked:
@@ -73,6 +78,8 @@ def code(what: Asked, last: str, answers: tuple[controls.Token, ...] = ()) -> st
         loading = f"chosen = {services.lens_code(what.file)}\n"
         options += ", lens=chosen"
     options += f", answer={list(answers)!r}" if answers else ""
+    if what.positions is not None:
+        options += f", positions={what.positions!r}"
     return f"""
 import interp
 from interp import plot
@@ -95,30 +102,38 @@ def answer(lens: pd.DataFrame, pos: int) -> None:
     settles.metric("Answer settles at", said, border=True, help="First layer from which the top prediction stays.")
 
 
-def grid(lens: pd.DataFrame, pos: int, what_asked: Asked) -> None:
+def grid(lens: pd.DataFrame, pos: int, what_asked: Asked, n_tokens: int) -> None:
     """Tokens by layers."""
     what = (
         "Full colour is near the final answer, or certain: the scales of entropy, KL and rank are turned round. "
         "KL is KL(final || layer); cross-entropy is −ln p of the token that really comes next, unknown at the last one. Hover "
-        "a cell for its exact numbers."
+        "a cell for its exact numbers, click it for its ten best tokens below."
     )
     with figure.card("lens_grid", "Predictions by layer", what) as card:
         # Not in one row: there a choice that is wider than a narrow page is cut off instead of broken.
         statistic = controls.choice("Colour", choose(lens, STATISTICS), "statistic")
         columns = st.slider("Layers shown", 4, 32, 12, key="columns", bind="query-params", width=220)
-        positions = sorted(set(lens["pos"]))
-        shown = state.window(len(positions), pos)
-        view = lens.loc[lens["pos"].isin([positions[i] for i in shown])]
-        total = len({layer for layer in view["layer"] if layer >= 0})
-        inner = [layer for layer in plot.kept_layers(sorted(set(view["layer"])), columns) if layer >= 0]
-        some = (
-            "all layers" if len(inner) == total else f"{len(inner)} of {total} layers, the last one always among them"
+        n = len(set(lens["pos"]))
+        sideways = n <= MOST and st.toggle(
+            "Tokens across", key="sideways", bind="query-params", help=f"For texts of up to {MOST} tokens: layers up."
         )
+        total = len({layer for layer in lens["layer"] if layer >= 0})
+        kept = [layer for layer in plot.kept_layers(lens["layer"].unique().tolist(), columns) if layer >= 0]
+        some = "all layers" if len(kept) == total else (
+            f"{len(kept)} of {total} layers, the last one always among them"
+        )  # fmt: skip
+        if sideways:
+            chart, call = lens_columns(lens, statistic, columns=columns), "lens_columns(lens.to_frame()"
+        else:
+            chart = plot.lens_grid(lens, statistic, columns=columns, selected=pos)
+            call = "plot.lens_grid(lens.to_frame()"
+        import_it = "from interp.plot.lens_cells import lens_columns\n\n" if sideways else ""
         card.chart(
-            plot.lens_grid(view, statistic, columns=columns, selected=pos),
-            view,
-            code=code(what_asked, f"chart = plot.lens_grid(lens.to_frame(), {statistic!r}, columns={columns})"),
-            caption=f"{len(shown)} of {len(positions)} tokens, {some} · {frame.stamp()}",
+            chart,
+            lens,
+            code=code(what_asked, f"{import_it}chart = {call}, {statistic!r}, columns={columns})"),
+            caption=f"{n} of {n_tokens:,} tokens, {some} · {frame.stamp()}",
+            on_select=lens_cells.cell_clicked,
         )
 
 
@@ -192,7 +207,7 @@ def tokens_followed(pos: int, what_asked: Asked) -> None:
             states.empty("No token is chosen", "Choose some of the most probable ones, or type your own.")
             return
         with states.busy("Following the tokens"):
-            table = services.followed(state.prompt(), typed, file=what_asked.file, middles=what_asked.middles)
+            table = lenses.followed(state.prompt(), typed, file=what_asked.file, middles=what_asked.middles, at=pos)
         view = table.loc[table["pos"] == pos]
         last = f"frame = lens.followed()\nchart = plot.followed_tokens(frame[frame.pos == {pos}], {statistic!r})"
         card.chart(
@@ -235,16 +250,35 @@ def render() -> None:
     found = frame.prompt_strip()
     if found is None:
         return
-    _, pos = found
+    tokens, pos = found
     with states.guard("The lens cannot be shown"):
         what = asked()
         with states.busy("Reading every layer"):
-            lens, source = services.lens(state.prompt(), file=what.file, middles=what.middles)
+            lens, source = lenses.lens(state.prompt(), file=what.file, middles=what.middles, at=pos)
         lens = lens.loc[lens["text"] == 0] if "text" in lens else lens
+        if len(tokens) > state.WINDOW:
+            what = replace(what, positions=lenses.places(len(tokens), pos))
+            lens = lens.loc[lens["pos"].isin(list(lenses.places(len(tokens), pos)))]
+            st.caption(
+                f":material/info: {len(tokens):,} tokens are many: this page reads {state.WINDOW} of them, those around the "
+                "chosen one. Choose another token in the strip to move there."
+            )
         answer(lens, pos)
-        grid(lens, pos, what)
-        trajectories(lens, pos, what)
+        grid(lens, pos, what, len(tokens))
+        left, right = st.columns(2)
+        with left:
+            # The row of the last place is the answer; the layer comes from a click.
+            top = code(replace(what, positions=None), f"frame = lens.to_frame()\nprint(frame[frame.pos == {pos}])")
+            lens_cells.cell(pos, what.file, what.middles, max(lens["layer"]) + 1, top)
+        with right:
+            trajectories(lens, pos, what)
         tokens_followed(pos, what)
+        pair = "frame = lens.followed().pivot_table(index=['pos', 'layer'], columns='answer_id', values='probability')"
+        lens_cells.two_tokens(
+            pos, what.file, what.middles, code(what, pair).replace(")\nframe", ", answer=ANSWERS)\nframe")
+        )
+        both = "plain = interp.logit_lens(model, " + repr(state.prompt()) + ")\nprint((plain.kl - lens.kl).mean(1))"
+        lens_cells.two_lenses(pos, what.file, what.middles, code(what, both))
         st.caption(f"{len(lens):,} predictions, {frame.source_note(source)}.")
     compared()
 

@@ -1,10 +1,12 @@
 """Overview: what the run found, what the model would say next, and how sure it was of each token."""
 
+import numpy as np
 import pandas as pd
 import streamlit as st
 
 from interp import plot
 from ui import controls, figure, frame, services, state, states, text
+from ui.panels import overview_model as panels
 
 WHAT = """
 **What the run found** is the list of figures that the run itself thought worth saying, and the file that holds each.
@@ -54,8 +56,12 @@ def findings() -> None:
 
 def next_token(pos: int, tokens: pd.DataFrame) -> None:
     """The distribution after the chosen token."""
-    what = "The ten most probable tokens **after** the chosen one. `·` is a space, `↵` a line break."
+    what = (
+        "The ten most probable tokens **after** the chosen one, and the token that really came there. `·` is a space, `↵` a "
+        "line break."
+    )
     with figure.card("next_token", "Next token", what) as card, states.guard("The model cannot be asked"):
+        token_facts(pos, tokens)
         with states.busy("Asking the model"):
             table = services.next_tokens(state.prompt(), pos)
         card.chart(
@@ -71,6 +77,19 @@ print(probability.topk(10))
 """,
             caption=f"After token {text.plain(f'{pos}: {plot.token_label(str(tokens.token.iloc[pos]))}')} · {frame.stamp()}",
         )
+
+
+def token_facts(pos: int, tokens: pd.DataFrame) -> None:
+    """The chosen token as a prediction: what came before it, what came, and how likely that was."""
+    if pos == 0 or "logprob" not in tokens or pd.isna(tokens["logprob"].iloc[pos]):
+        st.caption("Nothing stands before the chosen token, so nothing predicted it.")
+        return
+    before, token = (text.plain(plot.token_label(str(tokens.token.iloc[i]))) for i in (pos - 1, pos))
+    # The rank at a position is of the token that comes next (`token_uncertainty`).
+    rank = tokens["rank"].iloc[pos - 1] if "rank" in tokens else None
+    said = "" if rank is None or pd.isna(rank) else f", rank {int(rank) + 1:,}"
+    p = float(np.exp(float(tokens["logprob"].iloc[pos])))
+    st.markdown(f"After {before} came **{token}**: probability {p:.3g}{said}.")
 
 
 def along(pos: int, tokens: pd.DataFrame) -> None:
@@ -91,24 +110,6 @@ print(interp.token_uncertainty(model, {state.prompt()!r}).to_frame())
 """,
             caption=f"{len(view)} of {len(tokens)} tokens · {frame.stamp()}",
         )
-
-
-def model_card() -> None:
-    """Sizes and origin of the model."""
-    run = services.run()
-    if run is None:
-        return
-    model = run.model
-    sizes = {"n_layers": "Layers", "n_heads": "Heads", "d_model": "Width", "d_vocab": "Vocabulary"}
-    with st.container(border=True):
-        st.subheader("Model", anchor=False)
-        note = str(model.get("note") or "")
-        text.say(f"{model.get('name', '')}{f' ({note})' if note else ''}")
-        with st.container(horizontal=True, gap="large"):
-            for key, title in sizes.items():
-                value = model.get(key)
-                st.metric(title, f"{value:,}" if isinstance(value, int) else "–", width="content")
-        st.caption(f"Fingerprint {text.plain(str(model.get('fingerprint', 'unknown')))}")
 
 
 def steps() -> None:
@@ -158,8 +159,14 @@ def render() -> None:
             next_token(pos, tokens)
         with right:
             along(pos, tokens)
+        with left:
+            panels.drift(pos, tokens)
+        with right:
+            panels.sinks(tokens)
+        panels.scan(tokens)
+    panels.model_card()
+    panels.hook_points()
     with states.guard("The run cannot be read"):
-        model_card()
         steps()
         recorded()
 

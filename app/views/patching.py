@@ -7,6 +7,7 @@ import streamlit as st
 
 from interp import plot
 from ui import controls, figure, frame, services, states
+from ui.panels import patching_cell, patching_prompt
 
 WHAT = """
 Two prompts that differ in what matters, **clean** and **corrupted**, are run. Then one value at a time is moved from one
@@ -16,7 +17,9 @@ run into the other, and the answer is read again (activation patching, Meng et a
 - **Noise** puts corrupted values into the clean run: where is it lost?
 
 0 is the corrupted run and 1 the clean one, in both. A patch may reach beyond that. The prompts must have as many tokens,
-with the same role at each place; the table shows where they differ.
+with the same role at each place; the table shows where they differ. Click a cell to run that patch.
+
+**Causal trace** and **attention knockout** need one prompt only: noise on its subject, or a look that is cut.
 """
 TASKS = {
     "indirect_objects": "Indirect objects",
@@ -36,6 +39,7 @@ SITES = {
     "v": "Heads: value",
     "pattern": "Heads: attention",
 }
+WAYS = {"sweep": "Patch two prompts", "trace": "Causal trace", "knockout": "Attention knockout"}
 MODES = {"denoise": "Denoise", "noise": "Noise"}
 METHODS = {"exact": "Every patch", "gradient": "Estimate by gradient"}
 OWN_PROMPTS = {
@@ -180,7 +184,9 @@ def sweep(asked: services.Sweep) -> None:
                 f"{asked.metric.replace('_', ' ')} {facts['clean']:.2f} clean, {facts['corrupted']:.2f} corrupted; "
                 f"n = {facts['n']} pair{'s' if facts['n'] > 1 else ''}{agreement}"
             ),
+            on_select=patching_cell.clicked,
         )
+    patching_cell.one(asked, table, code)
 
 
 def _shown(token: str) -> str:
@@ -189,10 +195,18 @@ def _shown(token: str) -> str:
 
 def render() -> None:
     frame.head("Patching", WHAT)
-    with states.guard("The prompts do not align"):
-        asked = pairs_asked()
-        alignment(asked)
-        sweep(asked)
+    found = frame.prompt_strip()
+    way = controls.choice("Way", WAYS, "way")
+    if way == "sweep":
+        st.caption("The sweep takes prompts of its own: the two below, not the one in the sidebar.")
+        with states.guard("The prompts do not align"):
+            asked = pairs_asked()
+            alignment(asked)
+            sweep(asked)
+    elif found is not None:
+        tokens, _ = found
+        st.caption("Of the prompt in the sidebar; the answer is read after its **last** token.")
+        (patching_prompt.trace if way == "trace" else patching_prompt.knockout)(len(tokens))
 
 
 render()

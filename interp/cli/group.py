@@ -8,7 +8,23 @@ from collections.abc import Sequence
 import click
 
 import interp
-from interp.cli import analyse, behave, circuits, compare, doctor, heads, lenses, probe, run, sae, steer, stores, train
+from interp.cli import (
+    analyse,
+    app,
+    behave,
+    circuits,
+    compare,
+    doctor,
+    heads,
+    jobs,
+    lenses,
+    probe,
+    run,
+    sae,
+    steer,
+    stores,
+    train,
+)
 
 
 class Group(click.Group):
@@ -30,7 +46,7 @@ def commands(verbose: bool) -> None:
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(name)s: %(message)s")
 
 
-MODULES = (run, stores, lenses, heads, circuits, compare, probe, analyse, behave, sae, steer, doctor, train)
+MODULES = (run, app, stores, lenses, heads, circuits, compare, probe, analyse, behave, sae, steer, jobs, doctor, train)
 for command in (command for module in MODULES for command in module.COMMANDS):
     commands.add_command(command)
 

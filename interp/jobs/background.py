@@ -35,6 +35,8 @@ TAIL = 8 * 2**10
 SECRET = ("INTERP_APP_PASSWORD", "INTERP_APP_LOGIN")
 """Variables that no job gets."""
 TERMINAL = ("done", "failed", "cancelled", "lost")
+_supervisors: list["subprocess.Popen[bytes]"] = []
+"""Those that this process started: they are waited for when the next one is, so that none stays as a zombie."""
 _ID = r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}"
 
 
@@ -149,7 +151,8 @@ def submit(root: str | os.PathLike[str], argv: Sequence[str], *, title: str, kin
     files.write_json(folder / SPEC, spec)
     files.write_json(folder / STATUS, {"state": "queued", "pid": os.getpid(), "born": born(os.getpid())})
     environment = {key: value for key, value in os.environ.items() if key not in SECRET}
-    subprocess.Popen(
+    _supervisors[:] = [each for each in _supervisors if each.poll() is None]
+    supervisor = subprocess.Popen(
         [sys.executable, "-m", "interp.jobs.worker", str(folder.resolve())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -157,6 +160,7 @@ def submit(root: str | os.PathLike[str], argv: Sequence[str], *, title: str, kin
         env=environment,
         start_new_session=True,
     )
+    _supervisors.append(supervisor)
     return job(place, name)
 
 

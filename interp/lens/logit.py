@@ -20,7 +20,7 @@ from interp import artifact
 from interp.lens.places import lens_sites
 from interp.lens.read import joined, read_passage
 from interp.lens.result import LensResult
-from interp.lens.source import Passage, run_passages, store_passages, stored_sites
+from interp.lens.source import Passage, at_positions, run_passages, store_passages, stored_sites
 from interp.lens.translate import Translator
 from interp.model import HookedTransformer
 from interp.model.vocabulary import token_id
@@ -39,6 +39,7 @@ def logit_lens(
     lens: Translator | None = None,
     texts: Any = None,
     rows: Any = None,
+    positions: Any = None,
 ) -> LensResult:
     """Read the residual stream through the final norm and the unembedding.
 
@@ -55,6 +56,8 @@ def logit_lens(
         lens: a trained or fitted lens that translates each site first; None for the logit lens itself.
         texts: of a store, numbers of texts to read.
         rows: of a store, rows to read, as in `Store.rows`. The result takes about 100 bytes for each row and site.
+        positions: of texts, the positions to read, counted from 0 over each text's tokens; None for all. Reading costs a
+            vocabulary for each row and site, far more than running, so a window of a long text is quick.
 
     Raises:
         ValueError: a site outside the residual stream (its norm is not the stream's); an answer of several tokens; a store
@@ -68,6 +71,8 @@ def logit_lens(
     if lens is not None:
         lens.check_model(model)
     names, passages = _passages(model, x, sites, lens, texts, rows)
+    if positions is not None:
+        passages = at_positions(passages, _wanted(x, positions))
     places: list[tuple[Tensor, ...]] = []
     parts: list[dict[str, Tensor]] = []
     for passage in passages:
@@ -117,6 +122,15 @@ def _passages(
     store = x if texts is None and rows is None else x.select(texts=texts, rows=rows)
     names = lens_sites(model, sites, stored_sites(model, store), lens)
     return names, store_passages(model, store, names)
+
+
+def _wanted(x: Any, positions: Any) -> list[int]:
+    if isinstance(x, Store):
+        raise ValueError("positions= chooses from texts; of a store give rows=")
+    wanted = [whole_number("a position", position) for position in positions]
+    if not wanted or min(wanted) < 0:
+        raise ValueError(f"positions must be whole numbers from 0 up, at least one, got {wanted[:8]}")
+    return wanted
 
 
 def _answer_ids(model: HookedTransformer, answer: Any) -> list[int]:

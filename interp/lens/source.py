@@ -5,7 +5,7 @@ long the texts or large the store.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,23 @@ def run_passages(model: HookedTransformer, x: Any, names: Sequence[str]) -> Iter
             cells=text * part.ids.shape[1] + column,
             streams={name: cache[site].flatten(0, 1) for name, site in zip(names, recorded)},
         )
+
+
+def at_positions(passages: Iterator[Passage], positions: Sequence[int]) -> Iterator[Passage]:
+    """The rows of these positions alone. Their streams need the tokens before them, but only they are unembedded.
+
+    Raises:
+        ValueError: no text has a token there.
+    """
+    wanted, found = torch.tensor(positions, dtype=torch.long), False
+    for passage in passages:
+        keep = torch.isin(passage.pos.cpu(), wanted).to(passage.pos.device)
+        if bool(keep.any()):
+            found = True
+            kept = {name: getattr(passage, name)[keep] for name in ("text", "pos", "ids", "following", "cells")}
+            yield replace(passage, **kept)
+    if not found:
+        raise ValueError(f"no text has a token at any of the positions {list(positions)[:8]}")
 
 
 def _parts(model: HookedTransformer, tokens: Tokens, n_sites: int) -> Iterator[tuple[int, Tokens]]:

@@ -30,6 +30,8 @@ _TITLE = "share of the logit"
 def attribution_bars(frame: pd.DataFrame, *, k: int = 30) -> alt.LayerChart:
     """The k largest shares of either sign, in the order of the frame, with intervals where they are known.
 
+    A click selects a bar (selection `part` with the field part).
+
     Args:
         frame: a row per part: `part`, `mean`, and `low` and `high` where there are intervals.
         k: bars.
@@ -46,7 +48,9 @@ def attribution_bars(frame: pd.DataFrame, *, k: int = 30) -> alt.LayerChart:
         y=alt.Y("part:N", sort=table["part"].tolist(), title=None, axis=alt.Axis(labelOverlap=False))
     )
     tips = [alt.Tooltip("part:N"), *[alt.Tooltip(f"{c}:Q", format=".3f") for c in columns[1:]]]
-    layers = [base.mark_bar().encode(x=alt.X("mean:Q", title=_TITLE), color=_SIGN, tooltip=tips)]
+    click = alt.selection_point(name="part", fields=["part"], on="click", clear="dblclick")
+    bars = base.mark_bar(cursor="pointer").add_params(click)
+    layers = [bars.encode(x=alt.X("mean:Q", title=_TITLE), color=_SIGN, tooltip=tips)]
     if {"low", "high"} <= set(table) and not all(map(math.isnan, table["low"].tolist())):
         layers.append(base.mark_rule(color=INK).encode(x=alt.X("low:Q", title=_TITLE), x2="high:Q"))
     return layered(layers, 420, 18 * len(table))

@@ -48,7 +48,7 @@ def circuit_graph_chart(
         domain=[-1.5, n_layers + 0.5], nice=False
     )
     tips = [alt.Tooltip("sender:N"), alt.Tooltip("receiver:N"), alt.Tooltip("score:Q", format="+.4f")]
-    colour = alt.Color("sign:N", title=None, legend=alt.Legend(orient="top")).scale(
+    colour = alt.Color("sign:N", title=None, legend=alt.Legend(orient="top", labelLimit=0)).scale(
         domain=[HELPS, HARMS], range=[BLUE, VERMILION]
     )
     drawn = alt.Chart(rows(lines)).mark_rule(opacity=0.6)

@@ -98,6 +98,8 @@ def lens_grid(
 ) -> alt.LayerChart:
     """The logit lens of one text: a row per token, a column per layer, the layer's top token written in the cell.
 
+    A click selects a cell (selection `cell` with fields layer and pos).
+
     Args:
         frame: `layer` (-1 is the embedding), `pos`, `token`, `top1` and the statistics, as
             `logit_lens(...).to_frame()` gives them. With `settle_layer`, the cell from which the answer stays the final
@@ -125,7 +127,7 @@ def lens_grid(
     present = [name for name in STATISTICS if name in table]
     for name in present:
         table[f"said {name}"] = ["unknown" if pd.isna(v) else format(v, STATISTICS[name][1]) for v in table[name]]
-    drawn = ["layer", "row", "cell", "top", "shade", "settles", *[f"said {name}" for name in present]]
+    drawn = ["layer", "pos", "row", "cell", "top", "shade", "settles", *[f"said {name}" for name in present]]
     base = alt.Chart(rows(table.loc[:, drawn])).encode(
         x=alt.X("layer:O", title="layer", axis=_LAYERS).scale(padding=0.04),
         y=alt.Y("row:N", sort=table["row"].unique().tolist(), title=None, axis=row_axis(selected)).scale(padding=0.06),
@@ -136,6 +138,7 @@ def lens_grid(
             *[alt.Tooltip(f"said {n}:N", title=STATISTICS[n][0]) for n in present],
         ],
     )
+    click = alt.selection_point(name="cell", fields=["layer", "pos"], on="click", clear="dblclick")
     cells = base.mark_rect(cornerRadius=2).encode(
         color=fill("shade", STATISTICS[statistic][0], (0.0, end), label),
         stroke=alt.when("datum.settles").then(alt.value(ORANGE)),
@@ -145,7 +148,9 @@ def lens_grid(
         text="cell:N",
         color=alt.when(f"datum.shade > {_WHITE_FROM * end}").then(alt.value("white")).otherwise(alt.value(INK)),
     )
-    return layered([cells, text], len(kept) * clamp(760 / len(kept), 40, 60), 22 * len(set(table["pos"])))
+    # The words would take the clicks: a clear cell lies over them.
+    cover = base.mark_rect(opacity=0, cursor="pointer").add_params(click)
+    return layered([cells, text, cover], len(kept) * clamp(760 / len(kept), 40, 60), 22 * len(set(table["pos"])))
 
 
 def attention_matrix(

@@ -16,6 +16,8 @@ MOST_LABELS = 48
 def patch_grid(frame: pd.DataFrame, *, mode: str = "denoise", value: str = "effect") -> alt.LayerChart:
     """Effects of patches: layers down, positions or heads across. 0 is the corrupted run, 1 the clean one.
 
+    A click selects a patch (selection `cell` with fields layer, and pos or head).
+
     Args:
         frame: a row per patch: `layer`, `pos` or `head` (both: give one head), the value, and `token`, `low`, `high`, `n`
             where they are known.
@@ -41,13 +43,22 @@ def patch_grid(frame: pd.DataFrame, *, mode: str = "denoise", value: str = "effe
         if c in table and not any(map(math.isnan, table[c].tolist()))
     ]
     tips += [alt.Tooltip("n:Q", title="pairs")] if "n" in table else []
-    kept = ["layer", "name", "shade", value, *[c for c in ("low", "high", "n") if c in table]]
+    kept = [
+        "layer",
+        *([across] if across != "part" else []),
+        "name",
+        "shade",
+        value,
+        *[c for c in ("low", "high", "n") if c in table],
+    ]
     # Every token keeps its label, as long as they fit: the one that differs would else be the one left out.
     axis = alt.Axis(
         orient="top", labelAngle=-55 if across == "pos" else 0, labelFont=MONO, ticks=False, domain=False,
         labelOverlap=len(set(names)) > MOST_LABELS,
     )  # fmt: skip
-    cells = alt.Chart(rows(table.loc[:, kept])).mark_rect(cornerRadius=2)
+    fields = ["layer", *([across] if across != "part" else [])]
+    click = alt.selection_point(name="cell", fields=fields, on="click", clear="dblclick")
+    cells = alt.Chart(rows(table.loc[:, kept])).mark_rect(cornerRadius=2, cursor="pointer").add_params(click)
     cells = cells.encode(
         x=alt.X(
             "name:N", sort=table["name"].unique().tolist(), title="position" if across == "pos" else across, axis=axis

@@ -15,7 +15,7 @@ def lead_bars(frame: pd.DataFrame, title: str) -> alt.LayerChart:
     """
     need(frame, "part", "effect", "low", "high")
     table = frame.loc[:, ["part", "effect", "low", "high"]]
-    axis = alt.Axis(labelFont=MONO, labelLimit=170)
+    axis = alt.Axis(labelFont=MONO, labelLimit=170, labelOverlap=False)
     base = alt.Chart(rows(table)).encode(y=alt.Y("part:N", sort=table["part"].tolist(), title=None, axis=axis))
     colour = alt.when("datum.effect >= 0").then(alt.value(BLUE)).otherwise(alt.value(VERMILION))
     tips = [alt.Tooltip("part:N"), *[alt.Tooltip(f"{c}:Q", format="+.3f") for c in ("effect", "low", "high")]]

@@ -15,7 +15,7 @@ import pandas as pd
 import vl_convert
 
 from interp import artifact
-from interp.tokenview import TokenView
+from interp.tokenview import token_label as token_label
 
 Chart = alt.Chart | alt.LayerChart | alt.VConcatChart
 
@@ -36,24 +36,6 @@ _CSP = "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 
 
 
 # ----------------------------------------------------------------------------------------------------------- labels
-
-
-def token_label(text: str, width: int = 200) -> str:
-    """A token as a reader sees it: `·` for a space at an edge, ↵, ⇥, ⟨U+200B⟩ for what has no glyph.
-
-    Args:
-        text: the token's text; a lone surrogate is shown by its bytes.
-        width: longest label in characters; a longer one loses its middle to an ellipsis.
-    """
-    text = _shortened(text, 2 * width)  # before the work, for a text can be a whole file
-    data = text.encode("utf-8", "surrogatepass")
-    label = TokenView(0, 0, text, text, 0, len(data), "text", 0, data.hex()).display if data else "⟨empty⟩"
-    return _shortened(label, width)
-
-
-def _shortened(text: str, width: int) -> str:
-    tail = (width - 1) // 2
-    return text if len(text) <= width else text[: width - 1 - tail] + "…" + text[len(text) - tail :]
 
 
 def row_labels(positions: Iterable[int], tokens: Iterable[str], width: int = 14) -> list[str]:

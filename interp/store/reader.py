@@ -148,6 +148,10 @@ class Store:
             typical &= table.column("position").to_numpy() >= 0
         return typical
 
+    def outliers(self, site: str) -> Bool[np.ndarray, " row"]:
+        """For each row whether it is an outlier at this site: of a norm over ten times the median of the ordinary rows."""
+        return self._columns([outlier_column(self._site(site))]).column(0).to_numpy()
+
     def norms(self, site: str) -> Float32[np.ndarray, " row"]:
         """Euclidean norm of each row of a site, as it was recorded. ValueError for a store of format 1."""
         return self._columns([norm_column(self._site(site))]).column(0).to_numpy()
@@ -162,8 +166,7 @@ class Store:
         return {kind: values[torch.from_numpy(self._chosen)] for kind, values in joined.items()}
 
     def stats(self, site: str) -> SiteStats:
-        """Statistics of a site, of all rows (`.all`) and of typical rows (`.typical`): merged over the shards; those of a
-        view are computed from its rows, which are read once."""
+        """Statistics of a site: of all rows (`.all`) and of typical ones (`.typical`). Those of a view read its rows once."""
         site = self._site(site)
         self._add_stats([site])
         return self._stats[site]
@@ -311,8 +314,7 @@ class Store:
     # ----------------------------------------------------------------------------------------------------- checks
 
     def verify(self) -> pd.DataFrame:
-        """Read every byte and compare: a row per problem (shard, file, problem), no row if the store is whole. A view
-        verifies the whole store."""
+        """Read every byte and compare: a row per problem (shard, file, problem); of a view, the whole store is verified."""
         return pd.DataFrame(parts.problems(self.path), columns=pd.Index(["shard", "file", "problem"]))
 
     def check_model(self, model: Any) -> None:

@@ -30,7 +30,7 @@ PAGES = {
     "steering": "Steering",
     "calibration": "Calibration",
 }
-PROMPT_PAGES = {"overview": 2, "lens": 3, "heads": 2, "attribution": 1}
+PROMPT_PAGES = {"overview": 3, "lens": 5, "heads": 2, "attribution": 3}
 """Pages on a typed prompt, and the charts that each has at first."""
 
 Open = Callable[..., AppTest]

@@ -38,7 +38,7 @@ def test_strip_data_is_json_with_nulls_for_what_is_missing() -> None:
     assert [chip["values"] for chip in data["tokens"]] == [[None, None], [1.2346, None]]
     assert [chip["breaks"] for chip in data["tokens"]] == [False, True]
     assert data["selected"] == 1
-    assert data["tracks"][0] == {"column": "surprisal", "title": "s", "unit": "", "low": 0.0, "high": 1.0}
+    assert data["tracks"][0] == {"column": "surprisal", "title": "s", "unit": "", "low": 0.0, "high": 1.0, "mid": None}
 
 
 @pytest.mark.parametrize(

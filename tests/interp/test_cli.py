@@ -9,7 +9,6 @@ from model_folder import write_model_folder
 
 import interp
 from interp.cli.group import commands, status
-from interp.cli.run import free_port
 
 
 def verbs(group: object, prefix: str = "") -> list[str]:
@@ -172,12 +171,3 @@ def test_an_unforeseen_error_is_status_1(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setenv("INTERP_DEBUG", "1")
     with pytest.raises(RuntimeError):
         status(["models"])
-
-
-def test_a_taken_port_is_passed_over() -> None:
-    import socket
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-        assert free_port("127.0.0.1", port) != port

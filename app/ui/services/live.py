@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -106,11 +107,35 @@ def _release(old: Engine) -> None:
     gc.collect()
 
 
+_in_memory: "weakref.WeakValueDictionary[str, Engine]" = weakref.WeakValueDictionary()
+"""The engines that somebody still holds, by name."""
+
+
+def in_memory() -> dict[str, Engine]:
+    """The models that are in memory, by name; none is loaded for it."""
+    return dict(_in_memory)
+
+
+def release(wait_s: float = 10.0) -> bool:
+    """Free the model; the next question loads it again. False where it was busy for so long."""
+    held = list(in_memory().values())
+    for live in held:
+        if not live.lock.acquire(timeout=wait_s):
+            return False
+        live.lock.release()
+    _engine.clear()
+    del held
+    gc.collect()
+    return True
+
+
 @st.cache_resource(max_entries=1, show_spinner=False, on_release=_release)
 def _engine(name: str) -> Engine:
     model = interp.load(name).eval()
     _loaded[name] = model.fingerprint
-    return Engine(model, _loaded[name], threading.RLock())
+    made = Engine(model, _loaded[name], threading.RLock())
+    _in_memory[name] = made
+    return made
 
 
 def token_ids(prompt: str) -> tuple[int, ...]:

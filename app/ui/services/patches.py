@@ -122,3 +122,49 @@ def _pairs(model: Any, asked: Sweep) -> Any:
                 f"the {name} prompt has {len(value):,} characters, more than the {state.MAX_CHARS:,} of a page"
             )
     return interp.prompt_pairs(model, asked.clean, asked.corrupted, asked.answer, asked.against or None)
+
+
+def one_patch(asked: Sweep, layer: int, place: int, k: int = 8) -> pd.DataFrame:
+    """The first pair's next tokens without and with one patch: token, p_a (the run without it), p_b (with it).
+
+    The k most probable ones of either run, and the answer, come first.
+
+    Args:
+        asked: the sweep that the patch is one of.
+        layer: of the patch.
+        place: position, or head where the sweep is by head.
+        k: tokens of each run.
+
+    Raises:
+        ValueError: a place that the sweep does not have.
+    """
+    fingerprint = engine().fingerprint
+    aligned(asked)
+    return _one_patch(fingerprint, asked, layer, place, k)
+
+
+@st.cache_data(**KEPT)
+def _one_patch(fingerprint: str, asked: Sweep, layer: int, place: int, k: int) -> pd.DataFrame:
+    import torch
+
+    with checked(fingerprint) as model, torch.inference_mode():
+        pairs = _pairs(model, asked)[:1]
+        source, base = (pairs.clean, pairs.corrupted) if asked.mode == "denoise" else (pairs.corrupted, pairs.clean)
+        last, by_head = int(pairs.clean.mask[0].sum()) - 1, asked.by == "head"
+        if not 0 <= layer < model.cfg.n_layers or not (by_head or 0 <= place <= last):
+            raise ValueError(f"layer {layer}, {asked.by} {place} is no patch of this sweep: click a cell")
+        site = f"{asked.site}:{layer}"
+        _, cache = model.run_with_cache(source, sites=site)
+        patch = interp.Patch(f"{site}.{place}" if by_head else site, cache, positions=None if by_head else [place])
+        before = model(base)[0, last].float().softmax(-1)
+        with model.intervene(patch):
+            after = model(base)[0, last].float().softmax(-1)
+        answers = [i for i in pairs.answers[0].tolist() if i >= 0]
+        ids = [
+            *answers,
+            *after.topk(min(k, len(after))).indices.tolist(),
+            *before.topk(min(k, len(before))).indices.tolist(),
+        ]
+        ids = sorted(dict.fromkeys(ids), key=lambda i: (i not in answers, -float(after[i])))
+        read = [model.tokenizer.views([i])[0].display for i in ids]
+        return pd.DataFrame({"token": read, "p_a": before[ids].numpy(), "p_b": after[ids].numpy()})
