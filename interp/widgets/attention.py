@@ -69,7 +69,7 @@ class AttentionView(Widget):
             "tokens": [token_label(token, 40) for token in self.tokens],
             "layer": self.layer, "head": self.head, "n_heads": len(self.pattern), "drop": self.drop_sink,
             "log": self.scale == "log", "threshold": self.threshold, "top_k": self.top_k, "end": self.end,
-            "causal": not np.triu(self.pattern[self.head], 1).any(),
+            "causal": not any(np.triu(each, 1).any() for each in self.pattern),
             "hues": [list(_HUES[head % len(_HUES)]) for head in range(len(self.pattern))],
             "thumbs": [png(pooled(each, _THUMB), head, self.end) for head, each in enumerate(self.pattern)],
         }  # fmt: skip

@@ -44,7 +44,9 @@ export default function ({ parentElement, data, setTriggerValue }) {
     const parts = cell ? columns.map((each, c) => `${each.replace("_", " ")} ${say(cell.values[c])}`) : ["not recorded"];
     status.textContent = `${data.pos[i]}: ${data.tokens[i]}, ${data.sites[j]} says ${cell?.top ?? "nothing"}: ${parts.join(", ")}`;
   };
-  table.onpointerover = table.onfocusin = (event) => placeOf(event) && show(placeOf(event));
+  const tell = (event) => placeOf(event) && show(placeOf(event));
+  table.onpointerover = tell;
+  table.addEventListener("focusin", tell); // there is no onfocusin
   table.onclick = (event) => {
     const place = placeOf(event);
     if (place) setTriggerValue("pick", { pos: data.pos[place[0]], site: data.sites[place[1]] });

@@ -76,14 +76,14 @@ def lens_view(result: Any, column: str = "p_top1", *, stride: int = 1, text: int
         text = texts[0] if text is None else text
         if text not in texts:
             raise ValueError(f"there is no text {text}: there are {', '.join(map(str, texts[:20]))}")
-        frame = frame[frame["text"] == text]
+        frame = frame.loc[frame["text"] == text]
         if len(texts) > 1:
             notes.append(f"Text {text}, one of {len(texts)}.")
     sites = list(dict.fromkeys(frame["site"]))
     kept = sites[::-1][::stride]
     if len(kept) < len(sites):
-        frame = frame[frame["site"].isin(kept)]
-        notes.append(f"{len(kept)} of {len(sites)} layers are shown, every {stride}th from the last.")
+        frame = frame.loc[frame["site"].isin(kept)]
+        notes.append(f"{len(kept)} of {len(sites)} layers are shown, one in {stride}, counted from the last.")
     if len(frame) > MAX_CELLS:
         raise ValueError(f"{len(frame):,} cells are more than {MAX_CELLS:,}: raise stride, or cut the text")
     if frame.duplicated(["site", "pos"]).any():

@@ -63,7 +63,7 @@ class Widget:
         style = f"width:100%;height:{self.pixels}px;border:0"
         return f'<iframe sandbox="allow-scripts" title="{self.asset}" style="{style}" srcdoc="{page}"></iframe>'
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:  # noqa: ARG002, the names are the notebook's
         return {
             "text/html": self._repr_html_(),
             "text/plain": f"{type(self).__name__}: display it in a notebook, or save()",

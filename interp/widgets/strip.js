@@ -111,8 +111,8 @@ export default function ({ parentElement, data, setTriggerValue }) {
   const chipOf = (event) => event.target.closest?.(".chip");
   list.onpointerover = (event) => chipOf(event) && show(chipOf(event));
   list.onpointerleave = () => (tip.hidden = true);
-  list.onfocusin = (event) => chipOf(event) && show(chipOf(event));
-  list.onfocusout = () => (tip.hidden = true);
+  list.addEventListener("focusin", (event) => chipOf(event) && show(chipOf(event))); // there is no onfocusin
+  list.addEventListener("focusout", () => (tip.hidden = true));
   list.onscroll = () => (tip.hidden = true);
 
   const pick = (chip, second) => setTriggerValue(second ? "second" : "pick", tokens[indexOf(chip)].pos);

@@ -1,11 +1,11 @@
 """Look for a circuit of a bundled task, as a background job."""
 
-import importlib.util
 import re
 
 import streamlit as st
 
 from ui import services, states
+from ui.panels.job_status import start_button
 
 TASKS = {
     "indirect_objects": "Indirect objects",
@@ -32,12 +32,7 @@ def start() -> None:
             states.empty("This is no file name", "Letters, digits, dot, dash and underscore, at most 60.")
             return
         argv = circuit_argv(services.model_name(), str(task), int(pairs), name)
-        if importlib.util.find_spec("ui.panels.job_status"):
-            jobs = importlib.import_module("ui.panels.job_status")
-            jobs.start_button(
-                "Find it", kind="circuit", argv=argv, title=f"Circuit of {TASKS[task]}", key="circuit_start"
-            )
-        st.code("interp " + " ".join(argv), language="bash")
+        start_button("Find it", kind="circuit", argv=argv, title=f"Circuit of {TASKS[task]}", key="circuit_start")
 
 
 def circuit_argv(model: str, task: str, pairs: int, name: str) -> list[str]:

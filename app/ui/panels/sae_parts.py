@@ -1,13 +1,12 @@
 """Parts that the pages of SAEs share: the list, the way to a latent, collecting features, strips of examples."""
 
-import importlib
-import importlib.util
 import re
 
 import pandas as pd
 import streamlit as st
 
 from ui import library, services, state, states, text
+from ui.panels.job_status import start_button
 from ui.services import saes
 from ui.strip import Track, token_strip
 
@@ -95,16 +94,9 @@ def collect(entry: library.Entry) -> None:
             states.empty("This is no file name", "Letters, digits, dot, dash and underscore, at most 60.")
             return
         argv = saes.features_argv(entry.key, stores[str(store)], services.model_name(), name)
-        if importlib.util.find_spec("ui.panels.job_status"):
-            jobs = importlib.import_module("ui.panels.job_status")
-            jobs.start_button(
-                "Collect features",
-                kind="sae features",
-                argv=argv,
-                title=f"Features of {entry.title}",
-                key="sae_collect",
-            )
-        st.code("interp " + " ".join(argv), language="bash")
+        start_button(
+            "Collect features", kind="sae features", argv=argv, title=f"Features of {entry.title}", key="sae_collect"
+        )
 
 
 def strip(frame: pd.DataFrame, high: float, key: str) -> None:

@@ -4,7 +4,7 @@ import streamlit as st
 
 from interp import plot
 from ui import figure, library, text
-from ui.panels import stores_jobs
+from ui.panels import job_status
 from ui.services import recorded
 
 NUMBER = st.column_config.NumberColumn
@@ -137,7 +137,7 @@ def verify(entry: library.Entry) -> None:
     """Hash every file of the store again, as a job."""
     what = "Hashes every file again and compares it with what was recorded. Large stores take a while, so it is a job."
     with figure.card("store_verify", "Is it whole?", what):
-        stores_jobs.button(
+        job_status.start_button(
             "Verify",
             kind="store verify",
             argv=["store", "verify", str(entry.path)],

@@ -5,7 +5,7 @@ import re
 import streamlit as st
 
 from ui import figure, library, states, text
-from ui.panels import stores_jobs
+from ui.panels import job_status
 from ui.services import live, system
 
 GB = 1e9
@@ -116,7 +116,7 @@ def _call_the_doctor() -> None:
         st.caption("Start with --workspace to keep reports.")
         return
     out = space / f"doctor-{safe}.json"
-    stores_jobs.button(
+    job_status.start_button(
         f"Check {text.plain(name)}",
         kind="doctor",
         argv=["doctor", name, "--save", str(out.absolute())],

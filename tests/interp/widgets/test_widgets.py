@@ -41,8 +41,11 @@ def payload(page: str) -> dict:
 
 def test_hostile_tokens_stay_data() -> None:
     n = len(HOSTILE)
-    frame = pd.DataFrame({"pos": range(n), "token": HOSTILE, "x": [np.nan, np.inf, *range(n - 2)]})
-    lens = pd.DataFrame({"site": "resid", "pos": range(n), "token": HOSTILE, "top1": HOSTILE, "p_top1": 0.5})
+    frame = pd.DataFrame(
+        {"pos": range(n), "token": pd.Series(HOSTILE, dtype=object), "x": [np.nan, np.inf, *range(n - 2)]}
+    )
+    tokens = pd.Series(HOSTILE, dtype=object)
+    lens = pd.DataFrame({"site": "resid", "pos": range(n), "token": tokens, "top1": tokens, "p_top1": 0.5})
     for view in (token_strip(frame, [Track("x", "X")]), attention_view(causal(2, n), HOSTILE), lens_view(lens)):
         page = view.to_html()
         page.encode("utf-8")
@@ -50,8 +53,10 @@ def test_hostile_tokens_stay_data() -> None:
         assert page.count("<script") == 2
         assert "alert(1)</script>" not in page
         frame_html = view._repr_mimebundle_()["text/html"]
-        assert frame_html.count("<") == 2 and 'sandbox="allow-scripts"' in frame_html
-        assert "innerHTML" not in page and "http:" not in page.replace("http://www.w3.org/2000/svg", "")
+        assert frame_html.count("<") == 2
+        assert 'sandbox="allow-scripts"' in frame_html
+        assert "innerHTML" not in page
+        assert "http:" not in page.replace("http://www.w3.org/2000/svg", "")
 
 
 def test_script_json_escapes_and_refuses_nan() -> None:
@@ -83,7 +88,8 @@ def test_png_holds_the_quantised_matrix_and_hover_the_values() -> None:
 def test_dropping_position_0_renormalises_exactly() -> None:
     matrix = causal(1, 20)[0]
     found = without_first(matrix)
-    assert (found[:, 0] == 0).all() and (found[0] == 0).all()
+    assert (found[:, 0] == 0).all()
+    assert (found[0] == 0).all()
     np.testing.assert_allclose(found[1:].sum(1), 1, atol=1e-12)
     np.testing.assert_allclose(found[5, 1:], matrix[5, 1:] / matrix[5, 1:].astype(float).sum())
 
@@ -91,7 +97,8 @@ def test_dropping_position_0_renormalises_exactly() -> None:
 def test_pooling_keeps_the_maximum_of_every_block() -> None:
     matrix = np.zeros((101, 101), np.float32)
     matrix[77, 3] = 0.9
-    assert pooled(matrix, 48).shape == (48, 48) and pooled(matrix, 48).max() == np.float32(0.9)
+    assert pooled(matrix, 48).shape == (48, 48)
+    assert pooled(matrix, 48).max() == np.float32(0.9)
 
 
 def test_sizes_and_time() -> None:
@@ -117,7 +124,8 @@ def test_bad_patterns_are_refused() -> None:
 def test_lens_stride_says_what_is_left_out() -> None:
     frame = pd.DataFrame({"site": [f"L{i}" for i in range(5)], "pos": 0, "token": "a", "top1": "b", "p_top1": 0.25})
     data = lens_view(frame, stride=2).data()
-    assert data["sites"] == ["L0", "L2", "L4"] and "3 of 5" in data["note"]
+    assert data["sites"] == ["L0", "L2", "L4"]
+    assert "3 of 5" in data["note"]
     assert data["cells"][0][1] == {"top": "b", "values": [0.25]}
 
 
