@@ -6,7 +6,7 @@ with figure.card("lens_grid", "Predictions by layer", WHAT) as card:
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -82,8 +82,38 @@ class Card:
         if caption:
             self.note.caption(caption)
 
-    def _export(self, data: pd.DataFrame, code: str, chart: plot.Chart | None = None) -> None:
+    def widget(
+        self,
+        draw: Callable[[], None],
+        data: pd.DataFrame,
+        *,
+        code: str,
+        caption: str = "",
+        exports: Mapping[str, tuple[str, Callable[[], str | bytes]]] | None = None,
+    ) -> None:
+        """Draw something of our own.
+
+        Args:
+            draw: draws it.
+            data: its numbers, for the CSV.
+            code: Python that reproduces it.
+            caption: as in `chart`.
+            exports: ending -> (media type, function that makes the file).
+        """
+        self._export(data, code, more=exports)
+        draw()
+        if caption:
+            self.note.caption(caption)
+
+    def _export(
+        self,
+        data: pd.DataFrame,
+        code: str,
+        chart: plot.Chart | None = None,
+        more: Mapping[str, tuple[str, Callable[[], str | bytes]]] | None = None,
+    ) -> None:
         kinds: dict[str, tuple[str, Callable[[], str | bytes]]] = {"csv": ("text/csv", partial(export.csv, data))}
+        kinds |= more or {}
         if chart is not None:
             kinds |= {
                 "svg": ("image/svg+xml", partial(plot.to_svg, chart)),

@@ -1,13 +1,13 @@
-"""Heads: what every attention head does on repeated random tokens, and one head's attention on the prompt."""
+"""Heads: what every attention head does on repeated random tokens and on ordinary text; a click opens a head."""
 
 import math
 
-import numpy as np
 import pandas as pd
 import streamlit as st
 
 from interp import plot
 from ui import controls, figure, frame, services, state, states, text
+from ui.panels.job_status import start_button
 
 WHAT = """
 Sequences of random tokens are repeated once. Nothing but the first copy can predict the second, so what a head attends
@@ -27,7 +27,7 @@ tokens only may be about something else there.
 The **null** of a score is what the head pays to other places of the kind; a score says something where its interval ends
 above it. A score says where a head looks, not what the model loses without it: that is the **causal check**.
 
-Click a cell, or a row of the table, to see that head on the prompt, what its weights do, and whom it works with.
+Click a cell, or a row of the table, to open that head's page: the prompt, ordinary text, its weights, its partners.
 """
 METRICS = {
     "induction": "Induction",
@@ -40,9 +40,6 @@ METRICS = {
 }
 TOKENS = {"repeated": "Repeated random tokens", "natural": "Natural text"}
 ENTROPY = "attention_entropy"
-PANELS = {"attention": "Attention on the prompt", "circuit": "Circuits", "composition": "Partners"}
-CIRCUITS = {"OV": "OV: what it writes", "QK": "QK: whom it looks for"}
-WIDEST = 64  # tokens of an attention matrix; beyond them a window around the chosen token is shown
 
 
 def scores() -> tuple[pd.DataFrame, str, services.Source, bool]:
@@ -78,10 +75,16 @@ scores = interp.head_scores(model, seed={frame.seed()}, texts=texts)
 
 
 def clicked() -> None:
-    """A click on a cell chooses its head; a click beside the cells changes nothing."""
+    """A click on a cell opens its head; a click beside the cells changes nothing."""
     picked = st.session_state["heads"]["selection"].get("head") or []
     if picked:
-        state.choose_head(picked[0]["layer"], picked[0]["head"])
+        open_head(picked[0]["layer"], picked[0]["head"])
+
+
+def open_head(layer: int, head: int) -> None:
+    """Go to a head's page at the end of this run: a callback cannot."""
+    state.choose_head(layer, head)
+    st.session_state["_open_head"] = True
 
 
 def causal(table: pd.DataFrame) -> tuple[pd.DataFrame, services.Source] | None:
@@ -93,17 +96,14 @@ def causal(table: pd.DataFrame) -> tuple[pd.DataFrame, services.Source] | None:
         "*Upstream*: an effect without the score. *None*: neither."
     )
     with figure.card("causal", "Causal check", what) as card, states.guard("The causal check cannot be shown"):
-        found = services.causal_check(frame.seed())
+        found = services.causal_check()
         if found is None:
-            st.caption(
-                f"{len(table)} heads, each ablated alone: that takes minutes, and the model answers nobody else meanwhile. "
-                "Leaving the page stops it."
+            st.caption(f"{len(table)} heads, each ablated alone: minutes, in the background.")
+            argv = ["heads", services.model_name(), "--seed", str(frame.seed()), "--out", "head-report.json"]
+            start_button(
+                "Ablate every head", kind="head report", argv=argv, title="Causal check of the heads", key="run_causal"
             )
-            if not st.button("Ablate every head", key="run_causal", icon=":material/play_arrow:"):
-                return None
-            with controls.progress("Ablating heads") as move:
-                services.run_causal_check(frame.seed(), move)
-            st.rerun()
+            return None
         report, facts, source = found
         card.chart(
             plot.score_against_effect(report),
@@ -132,7 +132,7 @@ def grid(table: pd.DataFrame, metric: str, chosen: tuple[int, int], source: serv
     """Layer by head."""
     what = (
         "Layers down, heads across. Full colour is 1; for the entropy it is the next whole number. Hover a cell for all its "
-        "scores and their rank. Click it to choose the head."
+        "scores and their rank. Click it to open the head."
     )
     with figure.card("heads", f"{title_of(metric)} by head", what) as card:
         count = f"{metric}_n" if natural else "n"
@@ -148,8 +148,8 @@ def grid(table: pd.DataFrame, metric: str, chosen: tuple[int, int], source: serv
 
 
 def ranking(table: pd.DataFrame, metric: str, checked: pd.DataFrame | None, natural: bool) -> None:
-    """The heads with the highest score; choosing a row chooses the head."""
-    what = "Sorted by the score above; for the entropy, lowest first. Choose a row to see that head."
+    """The heads with the highest score; choosing a row opens the head."""
+    what = "Sorted by the score above; for the entropy, lowest first. Choose a row to open that head."
     focused = metric.removeprefix("natural_") == ENTROPY
     title = "Most focused heads" if focused else "Highest scores"
     with figure.card("ranking", title, what) as card:
@@ -178,7 +178,7 @@ def ranking(table: pd.DataFrame, metric: str, checked: pd.DataFrame | None, natu
         def choose() -> None:
             rows = st.session_state[key]["selection"]["rows"]
             if rows:
-                state.choose_head(ranked["layer"].iloc[rows[0]], ranked["head"].iloc[rows[0]])
+                open_head(ranked["layer"].iloc[rows[0]], ranked["head"].iloc[rows[0]])
 
         card.table(
             shown,
@@ -201,170 +201,9 @@ def ranking(table: pd.DataFrame, metric: str, checked: pd.DataFrame | None, natu
         )
 
 
-def facts(table: pd.DataFrame, chosen: tuple[int, int]) -> None:
-    """All scores of the chosen head with their ranks."""
-    row = table[(table["layer"] == chosen[0]) & (table["head"] == chosen[1])].iloc[0]
-    with st.container(border=True):
-        st.subheader(f"Layer {chosen[0]}, head {chosen[1]}", anchor=False)
-        said = []
-        for metric in METRICS:
-            if metric in table:
-                rank = int((table[metric] > row[metric]).sum()) + 1
-                said.append(f"{METRICS[metric]} **{row[metric]:.3f}** ({rank} of {len(table)})")
-        st.markdown("  \n".join(said))
-
-
-def pattern(tokens: pd.DataFrame, pos: int, layer: int, head: int) -> None:
-    """One head's attention on the prompt."""
-    what = (
-        "A row is the token that looks (and predicts what comes next), a column the token that is looked at. Rows sum to 1. "
-        "Cells right of the diagonal are masked: a token cannot see what follows. **Weighted by what is moved** multiplies "
-        "each cell by the length of the value that it brings: a head that rests on a token often takes nothing from it."
-    )
-    with (
-        figure.card("attention", f"Attention of layer {layer}, head {head}", what) as card,
-        states.guard("The attention cannot be shown"),
-    ):
-        with st.container(horizontal=True, gap="large"):
-            sink = st.toggle(
-                "Drop position 0 and renormalise",
-                key="no_sink",
-                bind="query-params",
-                help="Many heads rest on the first token when they have nothing to do, which hides everything else.",
-            )
-            weighted = st.toggle("Weight by what is moved", key="weighted", bind="query-params")
-        with states.busy("Computing the attention"):
-            ask = services.value_weighted if weighted else services.attention
-            weights = ask(state.prompt(), layer)[head]
-        shown = state.window(len(tokens), pos, WIDEST)
-        start = shown.start
-        view = weights[start : shown.stop, start : shown.stop].astype(float)
-        if sink and start == 0:
-            view, start = (view[1:, 1:], 1) if weighted else (services.without_sink(view), 1)
-        labels = [str(token) for token in tokens["token"].iloc[start : shown.stop]]
-        if not labels:
-            states.empty("Nothing is left", "The prompt has one token only, and position 0 is dropped.")
-            return
-        query, key = np.tril_indices(len(labels))
-        title = "length of what is moved" if weighted else "attention"
-        end = max(float(view.max()), 1e-9) if weighted else 1.0
-        card.chart(
-            plot.attention_matrix(view, labels, start=start, title=title, end=end),
-            pd.DataFrame({"query": query + start, "key": key + start, title: view[query, key]}),
-            code=pattern_code(layer, head, weighted),
-            caption=f"{len(labels)} of {len(tokens)} tokens · {frame.stamp()}",
-            width="content",
-        )
-
-
-def pattern_code(layer: int, head: int, weighted: bool) -> str:
-    """Python that makes the attention."""
-    made = f"""_, cache = model.run_with_cache({state.prompt()!r}, sites="pattern:{layer}")
-print(cache["pattern:{layer}"][0, {head}])   # [query key]"""
-    if weighted:
-        made = f"print(interp.value_weighted_attention(model, {state.prompt()!r}, {layer})[0, {head}])   # [query key]"
-    return f"""
-import interp
-
-model = interp.load({services.model_name()!r})
-{made}
-"""
-
-
-def circuits(layer: int, head: int) -> None:
-    """What the head's weights do, by tokens."""
-    what = (
-        "**OV** says what the head writes for what it reads; **QK** which keys a query looks for. Each bar is a direction of the "
-        "circuit; its label has the tokens that it reads, and after the arrow those that it writes (for QK: query → key). "
-        "Hover for the tokens at the other end of the direction. Position and norms that depend on the text are left out."
-    )
-    with (
-        figure.card("circuit", f"Circuits of layer {layer}, head {head}", what) as card,
-        states.guard("The circuit cannot be shown"),
-    ):
-        with st.container(horizontal=True, vertical_alignment="bottom", gap="large"):
-            which = controls.choice("Circuit", CIRCUITS, "circuit_of")
-            asked = st.text_input(
-                "For one token", "·Paris", key="circuit_token", bind="query-params", max_chars=60, width=180,
-                help="One token; `·` is the space before a word.",
-            )  # fmt: skip
-        with states.busy("Reading the weights"):
-            table, facts = services.circuit(layer, head, which)
-        load = f"circuit = head_circuit(model, {layer}, {head}, {which!r})"
-        made = f"""
-import interp
-from interp.heads.circuit import head_circuit
-
-model = interp.load({services.model_name()!r})
-{load}
-"""
-        card.chart(
-            plot.singular_values(table, total=facts["total"]),
-            table,
-            code=made + f"circuit.plot()\nprint(circuit.top_tokens(model, {controls.typed(asked)!r}))",
-            caption=f"{table['component'].nunique()} largest directions · {text.plain(services.model_name())}",
-        )
-        with states.guard("This token cannot be asked"):
-            tokens = services.circuit_tokens(layer, head, which, controls.typed(asked))
-            does = "It writes, when it looks at" if which == "OV" else "It looks for these keys, from the query"
-            st.caption(
-                f"{does} {text.plain(plot.token_label(controls.typed(asked)))}: score, and standard deviations over all"
-            )
-            shown = tokens.assign(token=[plot.token_label(str(t)) for t in tokens["token"]], rank=tokens["rank"] + 1)
-            st.dataframe(
-                text.readable(shown.loc[:, ["rank", "token", "score", "z"]]),
-                hide_index=True,
-                height=38 + 35 * len(shown),
-                column_config={
-                    "rank": st.column_config.NumberColumn(format="localized"),
-                    "score": st.column_config.NumberColumn(format="%.3f"),
-                    "z": st.column_config.NumberColumn("sd", format="%.1f"),
-                },
-            )
-
-
-def partners(layer: int, head: int) -> None:
-    """Heads whose weights fit to the chosen one's."""
-    what = (
-        "**Composition**: how much of what the earlier head writes is read by the later one, as query (Q), key (K) or value (V), "
-        "from the weights alone (Elhage et al. 2021). **Excess** is the score over that of pairs that share one of the two "
-        "heads; *p* counts how many of those reach it. An induction head finds its key by what a previous-token head wrote (K)."
-    )
-    with (
-        figure.card("partners", f"Partners of layer {layer}, head {head}", what) as card,
-        states.guard("The partners cannot be shown"),
-    ):
-        with states.busy("Comparing the weights of all pairs"):
-            found = services.composition(layer, head)
-        shown = found.loc[:, ["partner", "does", "mode", "score", "excess", "p", "rank"]]
-        numbers = {c: st.column_config.NumberColumn(c.capitalize(), format="%.3f") for c in ("score", "excess")}
-        card.table(
-            shown.sort_values("excess", ascending=False, kind="stable"),
-            code=f"""
-import interp
-from interp.heads.composition import head_composition
-
-model = interp.load({services.model_name()!r})
-pairs = head_composition(model).to_frame()
-mine = (pairs.later_layer == {layer}) & (pairs.later_head == {head})
-print(pairs[mine].nlargest(10, "excess"))
-""",
-            columns={
-                "partner": st.column_config.TextColumn("Partner"),
-                "does": st.column_config.TextColumn("It"),
-                "mode": st.column_config.TextColumn("As"),
-                **numbers,
-                "p": st.column_config.NumberColumn("p", format="%.4f"),
-                "rank": st.column_config.NumberColumn("Rank of all pairs", format="localized"),
-            },
-            height=min(38 + 35 * len(shown), 430),
-            caption=f"Best partners in each way, from the weights · {text.plain(services.model_name())}",
-        )
-
-
 def render() -> None:
     frame.head("Heads", WHAT)
-    found = frame.prompt_strip()
+    frame.prompt_strip()
     with states.guard("The head scores cannot be shown"):
         table, metric, source, natural = scores()
         chosen = state.head()
@@ -379,14 +218,8 @@ def render() -> None:
             checked = causal(table)
         with place:
             ranking(table, metric, None if checked is None else checked[0], natural)
-            facts(table, chosen)
-        panel = controls.choice("Show of the head", PANELS, "panel", visibility="collapsed")
-        if panel == "circuit":
-            circuits(*chosen)
-        elif panel == "composition":
-            partners(*chosen)
-        elif found is not None:
-            pattern(*found, *chosen)
+    if st.session_state.pop("_open_head", False):
+        st.switch_page("views/head.py")
 
 
 render()

@@ -40,7 +40,11 @@ def listing() -> None:
         shown = sae_parts.marked(table)
         picked = card.table(
             shown.drop(columns=["key"]),
-            code='import interp\n\nprint(interp.load_sae("sae.safetensors").card)',
+            code="""
+import interp
+
+print(interp.load_sae("runs/demo/sae.safetensors").card)
+""",
             caption=f"n = {len(table)} SAEs",
             columns=sae_parts.COLUMNS,
             on_select="rerun",

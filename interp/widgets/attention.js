@@ -19,7 +19,7 @@ export default function ({ parentElement, data, setTriggerValue }) {
   const { tokens, hues } = data;
   const n = tokens.length;
   let head = data.head, drop = data.drop, log = data.log, query = n - 1, key = null, preview = null;
-  let zoom = 1, x0 = 0, y0 = 0, drag = null, painted = null, values = new Map(), byKey = new Map();
+  let zoom = 1, x0 = 0, y0 = 0, drag = null, painted = null, small = null, values = new Map(), byKey = new Map();
   root.replaceChildren();
   const name = (h) => (data.layer === null ? `head ${h}` : `L${data.layer} H${h}`);
   const rgb = (h) => `rgb(${hues[h].join(",")})`;
@@ -79,7 +79,7 @@ export default function ({ parentElement, data, setTriggerValue }) {
   const part = () => data.heads[head]?.[drop ? "dropped" : "full"];
   const load = () => {
     const now = part();
-    values = new Map(); byKey = new Map(); painted = null;
+    values = new Map(); byKey = new Map(); painted = small = null;
     (now?.q ?? []).forEach((q, i) => {
       if (!values.has(q)) values.set(q, new Map());
       values.get(q).set(now.k[i], now.v[i]);
@@ -88,7 +88,7 @@ export default function ({ parentElement, data, setTriggerValue }) {
     });
     if (now) {
       const image = picture(now.png);
-      image.onload = () => { if (part() === now) { painted = remap(image); draw(); } };
+      image.onload = () => { if (part() === now) { painted = remap(image); small = shrink(painted, 512); draw(); } };
     }
     buttons.forEach(({ button }, h) => button.setAttribute("aria-pressed", String(h === head)));
     title.textContent = `Attention, ${name(head)}`;
@@ -97,6 +97,28 @@ export default function ({ parentElement, data, setTriggerValue }) {
       chip.style.background = `color-mix(in srgb, ${rgb(head)} ${(45 * Math.min(1, (most ?? 0) / data.end)).toFixed(1)}%, transparent)`;
     });
     draw(); choose(query);
+  };
+  // Shrinking by an average would let a thin line fade: each pixel of the small picture has the largest value under it.
+  const shrink = (off, size) => {
+    const n0 = off.width;
+    if (n0 <= size) return off;
+    const from = off.getContext("2d").getImageData(0, 0, n0, n0).data;
+    const small = document.createElement("canvas");
+    small.width = small.height = size;
+    const pen = small.getContext("2d");
+    const out = pen.createImageData(size, size);
+    const [r, g, b] = hues[head];
+    for (let i = 0; i < size * size; i++) out.data.set([r, g, b, 0], 4 * i);
+    for (let y = 0; y < n0; y++) {
+      const row = Math.floor((y * size) / n0) * size;
+      for (let x = 0; x < n0; x++) {
+        const at = 4 * (row + Math.floor((x * size) / n0)) + 3;
+        const a = from[4 * (y * n0 + x) + 3];
+        if (a > out.data[at]) out.data[at] = a;
+      }
+    }
+    pen.putImageData(out, 0, 0);
+    return small;
   };
   // The PNG's opacity is the value; the log view spreads 1/255 .. 1 evenly.
   const remap = (image) => {
@@ -115,6 +137,8 @@ export default function ({ parentElement, data, setTriggerValue }) {
     }
     return off;
   };
+  // Room for the names of the tokens, where they can be read at all.
+  const gutter = () => (n * 13 <= canvas.clientWidth - 78 || zoom > 1 ? 78 : 0);
   const draw = () => {
     const ratio = window.devicePixelRatio || 1;
     const side = Math.max(1, canvas.clientWidth);
@@ -122,30 +146,47 @@ export default function ({ parentElement, data, setTriggerValue }) {
     const pen = canvas.getContext("2d");
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, side, side);
-    const cell = (side / n) * zoom;
-    const at = (i, start) => (i - start) * cell;
+    const gap = gutter(), cell = ((side - gap) / n) * zoom;
+    const at = (i, start) => gap + (i - start) * cell;
+    pen.save();
+    pen.beginPath();
+    pen.rect(gap, gap, side - gap, side - gap);
+    pen.clip();
     if (data.causal) {
       pen.fillStyle = "rgba(128,136,148,.22)";
       pen.beginPath();
       for (let q = Math.floor(y0); q < Math.min(n, y0 + n / zoom + 1); q++) pen.rect(at(q + 1, x0), at(q, y0), at(n, x0) - at(q + 1, x0), cell);
       pen.fill();
     }
-    const shown = preview !== null && preview !== head ? buttons[preview].image : painted ?? (part() ? null : buttons[head].image);
+    const near = cell * ratio < 1 && zoom * side <= 1024 ? small : painted;
+    const shown = preview !== null && preview !== head ? buttons[preview].image : near ?? (part() ? null : buttons[head].image);
     if (shown?.width) {
-      // Shrinking by nearest pixel would lose thin lines, growing by blur would invent values.
-      pen.imageSmoothingEnabled = shown.width > side * zoom;
+      pen.imageSmoothingEnabled = false;
       pen.drawImage(shown, at(0, x0), at(0, y0), cell * n, cell * n);
     }
     const ink = getComputedStyle(root).color;
     if (query !== null) {
       pen.strokeStyle = ink; pen.globalAlpha = 0.55;
-      pen.strokeRect(0, at(query, y0), side, cell);
-      if (key !== null) pen.strokeRect(at(key, x0), 0, cell, side);
+      pen.strokeRect(gap, at(query, y0), side, cell);
+      if (key !== null) pen.strokeRect(at(key, x0), gap, cell, side);
       pen.globalAlpha = 1;
     }
-    if (cell >= 13) {
+    pen.restore();
+    if (cell >= 13 && gap) {
       pen.fillStyle = ink; pen.font = "11px monospace";
-      for (let i = 0; i < n; i++) pen.fillText(tokens[i].slice(0, 12), 3, at(i, y0) + cell / 2 + 4, 90);
+      for (let i = 0; i < n; i++) {
+        const name = [...tokens[i]].slice(0, 10).join(""), y = at(i, y0) + cell / 2, x = at(i, x0) + cell / 2;
+        pen.textAlign = "right";
+        if (y > gap) pen.fillText(name, gap - 5, y + 4, gap - 8);
+        if (x <= gap) continue;
+        pen.save();
+        pen.translate(x + 4, gap - 5);
+        pen.rotate(-Math.PI / 2);
+        pen.textAlign = "left";
+        pen.fillText(name, 0, 0, gap - 8);
+        pen.restore();
+      }
+      pen.textAlign = "left";
     }
   };
   const value = (q, k) => {
@@ -184,15 +225,16 @@ export default function ({ parentElement, data, setTriggerValue }) {
     if (!data.page) setTriggerValue("pick", { head, query, key: key ?? query });
   };
   const cellOf = (event) => {
-    const box = canvas.getBoundingClientRect(), size = box.width / n * zoom;
-    const k = Math.floor((event.clientX - box.left) / size + x0), q = Math.floor((event.clientY - box.top) / size + y0);
+    const box = canvas.getBoundingClientRect(), gap = gutter(), size = (box.width - gap) / n * zoom;
+    const k = Math.floor((event.clientX - box.left - gap) / size + x0), q = Math.floor((event.clientY - box.top - gap) / size + y0);
+    if (event.clientX - box.left < gap || event.clientY - box.top < gap) return null;
     return k >= 0 && q >= 0 && k < n && q < n ? [q, k] : null;
   };
   const keep = () => { const room = n - n / zoom; x0 = Math.min(room, Math.max(0, x0)); y0 = Math.min(room, Math.max(0, y0)); };
   canvas.onpointerdown = (event) => { drag = { x: event.clientX, y: event.clientY, x0, y0, moved: false }; canvas.setPointerCapture(event.pointerId); };
   canvas.onpointermove = (event) => {
     if (drag) {
-      const dx = event.clientX - drag.x, dy = event.clientY - drag.y, size = canvas.clientWidth / n * zoom;
+      const dx = event.clientX - drag.x, dy = event.clientY - drag.y, size = (canvas.clientWidth - gutter()) / n * zoom;
       drag.moved ||= Math.abs(dx) + Math.abs(dy) > 4;
       if (drag.moved) { x0 = drag.x0 - dx / size; y0 = drag.y0 - dy / size; keep(); draw(); }
       return;
@@ -209,7 +251,8 @@ export default function ({ parentElement, data, setTriggerValue }) {
   canvas.ondblclick = () => { zoom = 1; x0 = y0 = 0; draw(); };
   canvas.onwheel = (event) => {
     event.preventDefault();
-    const box = canvas.getBoundingClientRect(), px = (event.clientX - box.left) / box.width, py = (event.clientY - box.top) / box.height;
+    const box = canvas.getBoundingClientRect(), gap = gutter();
+    const px = Math.max(0, (event.clientX - box.left - gap) / (box.width - gap)), py = Math.max(0, (event.clientY - box.top - gap) / (box.height - gap));
     const next = Math.min(Math.max(1, n / 4), Math.max(1, zoom * Math.exp(-event.deltaY / 400)));
     x0 += px * n * (1 / zoom - 1 / next); y0 += py * n * (1 / zoom - 1 / next);
     zoom = next; keep(); draw();

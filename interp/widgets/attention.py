@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 from PIL import Image
 
 from interp.tokenview import token_label
@@ -63,6 +64,36 @@ class AttentionView(Widget):
                     break
                 heads[str(head)] = found
         return self._frame() | {"heads": heads, "page": True}
+
+    def edges(self) -> pd.DataFrame:
+        """The strongest keys of each query of the open head: query, query_token, key, key_token, weight."""
+        matrix = self._shown()
+        query, key, value = strongest(matrix, self.top_k, self.threshold)
+        labels = [token_label(token, 40) for token in self.tokens]
+        return pd.DataFrame(
+            {
+                "query": query,
+                "query_token": [labels[q] for q in query],
+                "key": key,
+                "key_token": [labels[k] for k in key],
+                "weight": value,
+            }
+        )
+
+    def to_png(self) -> bytes:
+        """The matrix of the open head, on white; small ones with several pixels to a cell."""
+        share = np.clip(self._shown() / self.end, 0, 1)[..., None]
+        hue = np.array(_HUES[self.head % len(_HUES)])
+        image = Image.fromarray(np.rint(255 + share * (hue - 255)).astype(np.uint8))
+        size = max(1, 512 // len(self.tokens))
+        image = image.resize((image.width * size, image.height * size), Image.Resampling.NEAREST)
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG")
+        return buffer.getvalue()
+
+    def _shown(self) -> np.ndarray:
+        full = self.pattern[self.head]
+        return without_first(full) if self.drop_sink else full
 
     def _frame(self) -> dict[str, Any]:
         return {

@@ -141,29 +141,31 @@ def test_verdicts_of_the_run_stand_in_the_table(
     assert "mean-ablation, n = 4 sequences, from the run" in words(page).replace("\\", "")
 
 
-def test_a_button_ablates_every_head(
-    open_page: Open, model: HookedTransformer, monkeypatch: pytest.MonkeyPatch
+def test_the_causal_check_runs_in_the_background_and_is_found_again(
+    open_page: Open, model: HookedTransformer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    moved: list[int] = []
-
-    def made(live: HookedTransformer, seed: int, progress: Callable[[int, int], None]) -> HeadReport:
-        progress(3, 12)
-        moved.append(seed)
-        return report_of(live)
-
-    monkeypatch.setattr("ui.services.head_answers.head_report", made)
-    page = fine(open_page("heads", run=None, model=model, prompt="abcab", query={"seed": "5"}))
-    assert "that takes minutes" in words(page)
+    started: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr("ui.services.jobs.start", lambda kind, argv, title: started.append((kind, argv)) or "x")
+    where = {"seed": "5"}
+    page = fine(open_page("heads", run=None, model=model, prompt="abcab", query=where, workspace=tmp_path))
+    assert "in the background" in words(page)
     page.button(key="run_causal").click().run()
-    assert moved == [5]
-    assert "verdict" in fine(page).dataframe[0].value
-    assert "Ablate every head" not in [button.label for button in page.button]
+    assert started == [("head report", ["heads", "tiny", "--seed", "5", "--out", "head-report.json"])]
+    made = report_of(model)
+    made.card["fingerprint"] = model.fingerprint
+    made.save(tmp_path / "head-report.json")
+    page = fine(open_page("heads", run=None, model=model, prompt="abcab", query=where, workspace=tmp_path))
+    assert "verdict" in page.dataframe[0].value
+    made.card["fingerprint"] = "0" * 32
+    made.save(tmp_path / "head-report.json")
+    page = fine(open_page("heads", run=None, model=model, prompt="abcab", query=where, workspace=tmp_path))
+    assert "verdict" not in page.dataframe[0].value
 
 
 @pytest.mark.parametrize("panel", ["Circuits", "Partners"])
 def test_the_head_has_panels(open_page: Open, model: HookedTransformer, panel: str) -> None:
     where = {"panel": panel, "layer": "1", "head": "2", "circuit_token": "a"}
-    page = fine(open_page("heads", run=None, model=model, prompt="abcab", query=where))
+    page = fine(open_page("head", run=None, model=model, prompt="abcab", query=where))
     shown = page.dataframe[-1].value
     if panel == "Circuits":
         assert len(shown) >= 10
@@ -171,13 +173,6 @@ def test_the_head_has_panels(open_page: Open, model: HookedTransformer, panel: s
         assert set(shown["does"]) == {"reads it", "writes for it"}
         assert set(shown["mode"]) == {"Q", "K", "V"}
         assert set(shown.loc[shown["does"] == "reads it", "partner"].str[:2]) == {"L2"}
-
-
-def test_attention_is_weighted_by_what_is_moved(open_page: Open, model: HookedTransformer) -> None:
-    page = fine(open_page("heads", run=None, model=model, prompt="abcab", query={"weighted": "true"}))
-    assert page.toggle(key="weighted").value
-    expected = interp.value_weighted_attention(model, "abcab", 1)[0].numpy()
-    assert services.value_weighted("abcab", 1) == pytest.approx(expected, abs=1e-6)
 
 
 def test_heads_are_scored_on_natural_text_beside(open_page: Open, model: HookedTransformer) -> None:

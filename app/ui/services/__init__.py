@@ -20,7 +20,6 @@ from ui.services.head_answers import (
     composition,
     heads,
     live_heads,
-    run_causal_check,
 )
 from ui.services.lenses import LOGIT, comparison, followed, lens, lens_code, lens_files
 from ui.services.live import engine, mismatch, model_name, models_offered, token_ids
@@ -73,7 +72,6 @@ __all__ = [
     "models_offered",
     "next_tokens",
     "run",
-    "run_causal_check",
     "run_frame",
     "run_json",
     "run_sweep",

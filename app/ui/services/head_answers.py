@@ -1,6 +1,5 @@
 """Answers about heads: scores, what the model loses without each, circuits, and who reads whom."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -9,14 +8,20 @@ import streamlit as st
 import interp
 from interp.heads.circuit import HeadCircuit, head_circuit
 from interp.heads.composition import head_composition
-from interp.heads.report import HeadReport, head_report, load_head_report
-from ui.services.kept import shelf
+from interp.heads.examples import HeadExamples, head_examples
+from interp.heads.report import HeadReport, load_head_report
+from ui import library
 from ui.services.live import checked, engine, is_of_the_model
 from ui.services.prompt import Source
 from ui.services.runs import KEPT, run, run_frame
 
 NATURAL, NATURAL_TEXTS = "books", 64
 """Corpus and number of passages of what is called natural text."""
+PASSAGES = "python_docs"
+"""Corpus of the passages on a head's page: long enough that words come again."""
+PASSAGES_CODE = f"interp.load_corpus({PASSAGES!r}).texts[:{NATURAL_TEXTS}]"
+EXAMPLE_TOKENS = 96
+"""Tokens of a passage that are shown."""
 NATURAL_CODE = f"interp.load_corpus({NATURAL!r}).texts[:{NATURAL_TEXTS}]"
 """Python that makes them."""
 
@@ -44,8 +49,8 @@ def _heads(fingerprint: str, seed: int, natural: bool) -> pd.DataFrame:
 # ---------------------------------------------------------------------------------------------------- causal check
 
 
-def causal_check(seed: int) -> tuple[pd.DataFrame, dict[str, Any], Source] | None:
-    """Every head with its effect and verdict (`HeadReport`): the run's, else what `run_causal_check` made with this seed.
+def causal_check() -> tuple[pd.DataFrame, dict[str, Any], Source] | None:
+    """Every head with its effect and verdict (`HeadReport`): the run's, else the newest of this model in the workspace.
 
     None where there is neither. The facts: summary, kind of ablation, n_sequences, set_effect.
     """
@@ -53,16 +58,10 @@ def causal_check(seed: int) -> tuple[pd.DataFrame, dict[str, Any], Source] | Non
     if found is not None and is_of_the_model(found):
         for path in found.of_kind("head report"):
             return *_facts(load_head_report(path)), "run"
-    held = shelf().get(("head report", engine().fingerprint, seed))
-    return None if held is None else (*held, "live")
-
-
-def run_causal_check(seed: int, progress: Callable[[int, int], Any]) -> None:
-    """Ablate every head of the live model and put the report on the shelf. Takes minutes."""
-    fingerprint = engine().fingerprint
-    with checked(fingerprint) as model:
-        report = head_report(model, seed=seed, progress=progress)
-    shelf().put(("head report", fingerprint, seed), _facts(report))
+    for entry in library.entries("head report"):
+        if entry.model in (None, engine().fingerprint):
+            return *_facts(load_head_report(entry.path)), "run"
+    return None
 
 
 def _facts(report: HeadReport) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -74,6 +73,38 @@ def _facts(report: HeadReport) -> tuple[pd.DataFrame, dict[str, Any]]:
         "set_effect": report.set_effect,
     }
     return report.to_frame(), facts
+
+
+# ---------------------------------------------------------------------------------------------------- ordinary text
+
+
+def examples(layer: int, head: int) -> HeadExamples:
+    """What a head does on the bundled passages (`interp.heads.examples.head_examples`)."""
+    return _examples(engine().fingerprint, layer, head)
+
+
+def example_row(layer: int, head: int, number: int, query: int) -> pd.DataFrame:
+    """One passage with the attention of one query: pos, token, weight."""
+    return _example_row(engine().fingerprint, layer, head, number, query)
+
+
+@st.cache_data(max_entries=16, ttl="1h", show_spinner=False)
+def _examples(fingerprint: str, layer: int, head: int) -> HeadExamples:
+    with checked(fingerprint) as model:
+        return head_examples(model, layer, head, interp.load_corpus(PASSAGES).texts[:NATURAL_TEXTS])
+
+
+@st.cache_data(**KEPT)
+def _example_row(fingerprint: str, layer: int, head: int, number: int, query: int) -> pd.DataFrame:
+    import torch
+
+    with checked(fingerprint) as model, torch.inference_mode():
+        ids = model.tokenizer.encode(interp.load_corpus(PASSAGES).texts[number])[:EXAMPLE_TOKENS]
+        site = f"pattern:{layer}"
+        _, cache = model.run_with_cache(list(ids), sites=site, stop_at_layer=layer + 1)
+        weights = cache[site][0, head, query].float().numpy()
+        labels = [view.display for view in model.tokenizer.views(list(ids))]
+    return pd.DataFrame({"pos": range(len(ids)), "token": labels, "weight": weights})
 
 
 # -------------------------------------------------------------------------------------------------------- circuits

@@ -11,6 +11,10 @@ from ui.services.live import checked, engine, is_of_the_model, token_ids
 from ui.services.runs import KEPT, needed_run, run, run_frame
 
 MAX_STATEMENTS = 20
+FEW: dict[str, Any] = {"max_entries": 3, "show_spinner": False}
+"""Matrices are shared and not copied: a layer of 2,048 tokens has some 100 MB."""
+EXACT_TOKENS = 512
+"""Longest text whose attention is kept in single precision."""
 Source = Literal["run", "live"]
 """Where an answer came from: the run's files or the live model."""
 
@@ -35,12 +39,12 @@ def candidates(prompt: str, pos: int, k: int = 10) -> dict[str, str | int]:
 
 
 def attention(prompt: str, layer: int) -> np.ndarray:
-    """Attention of one layer on the prompt: [head query key], float32, rows sum to 1."""
+    """Attention of one layer on the prompt: [head query key], read only, rows sum to 1; float16 over 512 tokens."""
     return _attention(engine().fingerprint, token_ids(prompt), layer)
 
 
 def value_weighted(prompt: str, layer: int) -> np.ndarray:
-    """Attention times the length of what it moves (`interp.value_weighted_attention`): [head query key], float32."""
+    """Attention times the length of what it moves (`interp.value_weighted_attention`): [head query key], as `attention`."""
     return _value_weighted(engine().fingerprint, token_ids(prompt), layer)
 
 
@@ -112,19 +116,27 @@ def _candidates(fingerprint: str, ids: tuple[int, ...], pos: int, k: int) -> dic
         }
 
 
-@st.cache_data(**KEPT)
+@st.cache_resource(**FEW)
 def _attention(fingerprint: str, ids: tuple[int, ...], layer: int) -> np.ndarray:
     import torch
 
     with checked(fingerprint) as model, torch.inference_mode():
         _, cache = model.run_with_cache(list(ids), sites=f"pattern:{layer}", stop_at_layer=layer + 1)
-        return cache[f"pattern:{layer}"][0].float().numpy()
+        return _held(cache[f"pattern:{layer}"][0])
 
 
-@st.cache_data(**KEPT)
+@st.cache_resource(**FEW)
 def _value_weighted(fingerprint: str, ids: tuple[int, ...], layer: int) -> np.ndarray:
     with checked(fingerprint) as model:
-        return interp.value_weighted_attention(model, list(ids), layer)[0].float().numpy()
+        return _held(interp.value_weighted_attention(model, list(ids), layer)[0])
+
+
+def _held(weights: Any) -> np.ndarray:
+    """As an array that nobody can write to: all sessions share it. Of a long text in half precision, which keeps three
+    digits."""
+    held = (weights.half() if weights.shape[-1] > EXACT_TOKENS else weights.float()).cpu().numpy()
+    held.flags.writeable = False
+    return held
 
 
 @st.cache_data(**KEPT)

@@ -34,6 +34,7 @@ PACKAGES = (
     "ray",
 )
 
+
 def machine() -> dict[str, float | None]:
     """Figures of this moment; None where the system does not tell.
 
