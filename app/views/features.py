@@ -58,7 +58,10 @@ def by_token(key: str) -> tuple[pd.DataFrame, str, str]:
 
 def by_label(key: str) -> tuple[pd.DataFrame, str, str]:
     typed = st.text_input("Words", "", key="features_words", bind="query-params", max_chars=100, width=320)
-    code = f'labels = interp.load_sae_labels("LABELS FOLDER").frame\nprint(labels[labels.label.str.contains({typed!r}, regex=False, case=False)])'  # noqa: E501
+    code = f"""
+labels = interp.load_sae_labels("LABELS FOLDER").frame
+print(labels[labels.label.str.contains({typed!r}, regex=False, case=False)])
+"""
     return saes.by_label(key, typed), "in any case", code
 
 

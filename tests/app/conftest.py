@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import streamlit as st
+from hostile import HOSTILE
 from streamlit.testing.v1 import AppTest
 
 import interp
@@ -18,22 +19,6 @@ from ui import library
 APP = Path(__file__).parents[2] / "app"
 PROMPT = "The Eiffel Tower is located in the city of"
 PIECES = ["The", " E", "iff", "el", " Tower", " is", " located", " in", " the", " city", " of"]
-HOSTILE = [
-    "<img src=x onerror=alert(1)>",
-    "</script><script>alert(1)</script>",
-    "\u202eevil",
-    "\x00",
-    "$\\frac{1}{0}$",
-    "[x](javascript:alert(1))",
-    ":red[boo] :material/home:",
-    "{{7*7}}",
-    "=HYPERLINK(1)",
-    "👩‍👩‍👧",
-    "\u200b",
-    "مرحبا",
-    "`**_#",
-    "x" * 300,
-]
 N_LAYERS, N_HEADS, D_VOCAB = 30, 9, 49152
 
 

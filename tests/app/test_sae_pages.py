@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import HOSTILE
+from hostile import HOSTILE
 from streamlit.testing.v1 import AppTest
 from tiny import tiny_model
 

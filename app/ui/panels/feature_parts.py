@@ -138,8 +138,9 @@ def own_text(key: str, number: int, found: saes.Latent) -> None:
         typed = st.text_area("Text", state.prompt(), key="feature_text", max_chars=state.MAX_CHARS, height=80)
         with states.busy("Encoding"):
             table = saes.on_text(key, number, typed)
-        top = table["value"].max()
-        sae_parts.strip(table, float(found.facts.get("max") or top), "feature_own_strip")
+        top = max((value for value in table["value"].tolist() if value == value), default=0.0)
+        known = float(found.facts.get("max") or 0.0)
+        sae_parts.strip(table, known if known > 0 else top, "feature_own_strip")
         said = "it fires nowhere" if not top > 0 else f"largest activation {top:.3g}"
         with st.expander("As a table"):
             card.table(

@@ -101,7 +101,7 @@ def collect(entry: library.Entry) -> None:
 
 def strip(frame: pd.DataFrame, high: float, key: str) -> None:
     """Tokens coloured by activation: no colour at 0, full colour at the latent's maximum."""
-    track = Track("value", "activation", "", high=max(high, 1e-6))
+    track = Track("value", "activation", "", high=high if high > 0 else 1.0)  # a dead latent has no maximum
     token_strip(frame, [track], selected=-1, on_pick=lambda pos: None, key=key)  # noqa: ARG005 (nothing to choose here)
 
 

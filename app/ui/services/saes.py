@@ -298,7 +298,7 @@ def steered(key: str, number: int, text: str, strength: float, n: int) -> tuple[
         plain = model.generate(ids, min(n, MOST_STEER))
         with model.intervene(edit):
             changed = model.generate(ids, min(n, MOST_STEER))
-    return str(plain.texts[0]), str(changed.texts[0])
+    return str(plain.text), str(changed.text)
 
 
 def _texts(model: Any, ids: list[int]) -> list[str]:

@@ -1,0 +1,25 @@
+"""Tokens and texts that try to be markup, script, formulas, or to break what shows them."""
+
+HOSTILE = [
+    "<img src=x onerror=alert(1)>",
+    "</script><script>alert(1)</script>",
+    "\u202eevil",
+    "\x00",
+    "$\\frac{1}{0}$",
+    "[x](javascript:alert(1))",
+    ":red[boo] :material/home:",
+    "{{7*7}}",
+    "=HYPERLINK(1)",
+    "👩‍👩‍👧",
+    "\u200b",
+    "مرحبا",
+    "`**_#",
+    "x" * 300,
+    "a\ufeffb\u2028c",
+    "´¨e\u0301\u0301\u0301",
+    "<!--",
+    "]]>",
+    "${7*7}",
+    "%s%n",
+    "'; DROP TABLE x; --",
+]
