@@ -107,7 +107,7 @@ def _ask_password(held: str) -> None:
         st.container(horizontal_alignment="center"),
         st.form("access_form", clear_on_submit=True, width=420),
     ):
-        st.subheader("Log in", anchor=False)
+        st.header("Log in", anchor=False)
         typed = st.text_input(
             "Password", type="password", max_chars=MAX_CHARS, autocomplete="current-password", key="access_password"
         )
@@ -162,7 +162,7 @@ def _ask_provider(allowed: Sequence[str]) -> None:
         )
     if not st.user.get("is_logged_in", False):
         with st.container(border=True, width=420):
-            st.subheader("Log in", anchor=False)
+            st.header("Log in", anchor=False)
             st.button("Log in with your account", on_click=st.login, type="primary", key="access_login")
         st.stop()
     if not may_enter(st.user.to_dict(), allowed):

@@ -147,7 +147,7 @@ def card(name: str, title: str, what: str) -> Iterator[Card]:
     """
     with st.container(border=True, key=f"card_{name}"):
         with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
-            st.subheader(title, anchor=False, width="content")
+            st.header(title, anchor=False, width="content")
             tools = st.container(horizontal=True, width="content", gap="xsmall")
             with tools, st.popover("About", type="tertiary"):
                 st.markdown(what)

@@ -21,7 +21,7 @@ def empty(title: str, why: str, command: str | None = None) -> None:
         st.markdown(f":material/inbox: **{plain(title)}**")
         say(why)
         if command:
-            st.code(command, language="bash")
+            st.code(command, language=None)
 
 
 def problem(title: str, error: Exception) -> None:

@@ -40,7 +40,7 @@ def by_prompt(key: str) -> tuple[pd.DataFrame, str, str]:
         st.caption(
             "Nothing is read at this token (the first, a special one or an outlier), or all that fires is hidden."
         )
-    where = "all tokens" if pos is None else f"token {pos}"
+    where = ("all tokens" if pos is None else f"token {pos}") + ", at most 50 shown"
     return found, where, f"print(interp.search_by_prompt(sae, model, {state.prompt()!r}, n=50, features=features))"
 
 
@@ -72,7 +72,8 @@ def by_direction(key: str) -> tuple[pd.DataFrame, str, str]:
         raise ValueError("the workspace has no probe and no steering vector: train one first")
     load = "load_probe" if vector.kind == "probe" else "load_steering_vector"
     found = saes.by_direction(key, vector.key)
-    return found, "p over 200 random directions", f'print(interp.search_by_direction(sae, interp.{load}("FILE"), n=30))'
+    code = f"print(interp.search_by_direction(sae, interp.{load}({'runs/' + vector.key!r}), n=30))"
+    return found, "p over 200 random directions", code
 
 
 SEARCHES: dict[str, Callable[[str], tuple[pd.DataFrame, str, str]]] = {

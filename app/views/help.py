@@ -93,7 +93,7 @@ def words() -> None:
     if not found:
         states.empty("Nothing of that name", "Search for a part of a word, or for a function of the library.")
     for area in dict.fromkeys(term.area for term in found):
-        st.subheader(area, anchor=False)
+        st.header(area, anchor=False)
         for term in (each for each in found if each.area == area):
             with st.container(border=True):
                 # A long formula would be cut beside the words.
@@ -120,8 +120,8 @@ def commands() -> None:
     for made, command in COMMANDS:
         with st.container(gap="xxsmall"):
             st.caption(made)
-            st.code(command, language="bash", wrap_lines=True)
-    st.subheader("Limits", anchor=False)
+            st.code(command, language=None, wrap_lines=True)
+    st.header("Limits", anchor=False)
     st.table(text.map_texts(system.limits(), text.plain), border="horizontal", hide_index=True)
     st.markdown(
         "A prompt and what was clicked stand in the **URL**: who opens it on the same server sees the same page. Long prompts "

@@ -163,7 +163,7 @@ def sweep(asked: services.Sweep) -> None:
                 "Every patch is a run from its layer on: seconds for a short prompt, minutes for many pairs. Leaving the page "
                 "stops it."
             )
-            if not st.button("Run the sweep", key="run_sweep", type="primary", icon=":material/play_arrow:"):
+            if not st.button("Run the sweep", key="run_sweep", icon=":material/play_arrow:"):
                 return
             with controls.progress("Patching") as move:
                 services.run_sweep(asked, move)

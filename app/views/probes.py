@@ -8,7 +8,10 @@ import pandas as pd
 import streamlit as st
 
 from interp import plot, sites
-from ui import figure, frame, services, state, states, text
+from interp.report import printable
+from ui import controls, figure, frame, library, services, states, text
+from ui.panels import probes_jobs, probes_text
+from ui.services import probes as found_probes
 
 WHAT = """
 A **probe** is a linear reader of the residual stream: here of whether a statement is true. **AUROC** is the chance that
@@ -22,7 +25,11 @@ The dashed lines are what needs no model at all (the wording alone, the length),
 permuted labels). A probe that does not beat them shows nothing about the model.
 """
 BASELINES = ("bag_of_words", "text_length", "majority")
-EXAMPLES = "The city of Paris is in France.\nThe city of Paris is in Japan."
+PARTS = {
+    "sweep": "By layer", "transfer": "Transfer", "tokens": "Token scan", "scores": "Scores and threshold",
+    "errors": "Mistakes", "try": "Try the probe",
+}  # fmt: skip
+JOBS = {"transfer": probes_jobs.transfer, "scores": probes_jobs.scores, "errors": probes_jobs.errors}
 
 
 def selected(facts: Mapping[str, Any]) -> None:
@@ -106,59 +113,45 @@ def results() -> None:
     selected(facts[dataset])
     sweep(table.loc[table["dataset"] == dataset], facts[dataset], dataset)
     with st.container(border=True):
-        st.subheader("In words", anchor=False)
+        st.header("In words", anchor=False)
         text.say(str(facts[dataset]["summary"]))
 
 
-def statements() -> None:
-    """The saved probe on statements that the user types."""
-    with st.container(border=True):
-        st.subheader("Try the probe", anchor=False)
-        with st.form("statements_form", border=False):
-            st.text_area(
-                "Statements, one a line",
-                value=EXAMPLES,
-                key="statements",
-                height=110,
-                max_chars=state.MAX_CHARS,
-                help=f"At most {services.MAX_STATEMENTS} lines. The probe reads the last token of each.",
-            )
-            if st.form_submit_button("Score", icon=":material/straighten:"):
-                st.session_state["_scored"] = True
-        if not st.session_state.get("_scored"):
-            st.caption("The probe lies in the run; the model is loaded when you ask.")
-            return
-        lines = [line.strip() for line in str(st.session_state["statements"] or "").splitlines() if line.strip()]
-        if not lines:
-            states.empty("No statements", "Write one or more, each on its own line.")
-            return
-        with states.guard("The statements cannot be scored"):
-            with states.busy("Scoring"):
-                table, probe = services.score_statements(lines)
-            st.dataframe(
-                text.readable(table),
-                hide_index=True,
-                column_config={
-                    "statement": st.column_config.TextColumn("Statement", width="large"),
-                    "probability": st.column_config.ProgressColumn(
-                        "P(true) by the probe", min_value=0, max_value=1, format="%.3f"
-                    ),
-                    "says": st.column_config.TextColumn("Says", width="small"),
-                },
-            )
-            kind, site = str(probe["kind"]).replace("_", "-"), sites.short_name(str(probe["site"]))
-            st.caption(
-                f"{text.plain(kind)} probe at {text.plain(site)}, threshold {probe['threshold']:.2f}. On other kinds of "
-                "statement than those it was fitted on, its probability means little."
-            )
+def sweeps() -> None:
+    """The run's sweep, or that of a job of the workspace."""
+    offered = {each.key: each for each in library.entries(*found_probes.SWEEPS)}
+    keys = ["run", *offered]
+    taken = "run"
+    if offered:
+        taken = st.selectbox(
+            "Result",
+            keys,
+            format_func=lambda key: "The run" if key == "run" else printable(offered[key].title),
+            key="probes_result",
+            bind="query-params",
+            width=320,
+        )
+    with states.guard("The probe results cannot be shown"):
+        if taken in offered:
+            probes_jobs.layers(offered[str(taken)])
+        else:
+            results()
 
 
 def render() -> None:
     frame.head("Probes", WHAT)
-    frame.prompt_strip()
-    with states.guard("The probe results cannot be shown"):
-        results()
-    statements()
+    strip = frame.prompt_strip()
+    part = controls.choice("Part", PARTS, "probes_part", visibility="collapsed")
+    with states.guard("This part cannot be shown"):
+        if part == "sweep":
+            sweeps()
+            probes_text.statements()
+        elif part == "tokens" and strip is not None:
+            probes_text.scan(strip[1])
+        elif part == "try":
+            probes_text.statements()
+        elif part in JOBS:
+            JOBS[part]()
 
 
 render()

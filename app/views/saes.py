@@ -13,7 +13,8 @@ A sparse autoencoder writes each activation as a sum of a few out of many learne
 fraction of variance that it leaves unexplained, on texts that training never saw: 0 is perfect. **L0** is how many latents
 are active for a token. **Dead** latents fire on none of the rows that were measured.
 
-The list has every SAE of the workspace. Figures come from a report in its own folder; without one they are not made up.
+The list has every SAE of the workspace. Figures come from a report in its own folder. A report does not name its SAE, so beside
+several SAEs it is left out.
 """
 FRONTIER_CODE = """
 from interp import plot

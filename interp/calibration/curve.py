@@ -74,7 +74,8 @@ def reliability_curve(
 
     Returns:
         p (the place), observed (share of y = 1 there), density (of the rows' p, integrates to 1), low and high where there
-        are draws. observed is NaN where no row is near.
+        are draws. observed, low and high are NaN where less than one row is near (the kernel's weights at the place, of which
+        a row right there has 1, sum to less).
 
     Raises:
         ValueError: as `calibration_report`; a bandwidth that is not above 0, under 2 places.
@@ -90,6 +91,7 @@ def reliability_curve(
         )
     at = np.linspace(0.0, 1.0, n_points)
     weights, residual = _kernel(stated, at, float(sigma)), outcomes - stated
+    near = weights.sum(0) * float(sigma) * np.sqrt(2 * np.pi) >= 1
     frame = pd.DataFrame(
         {"p": at, "observed": _curve(weights.sum(0), residual @ weights, at), "density": weights.mean(0)}
     )
@@ -101,9 +103,10 @@ def reliability_curve(
         ]
         whole = np.concatenate(drawn)
         ends = np.full((2, n_points), np.nan)
-        known = np.isfinite(whole).any(0)
+        known = near & np.isfinite(whole).any(0)
         ends[:, known] = np.nanquantile(whole[:, known], (0.025, 0.975), axis=0)
         frame["low"], frame["high"] = ends
+    frame["observed"] = frame["observed"].where(near)
     return frame
 
 

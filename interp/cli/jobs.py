@@ -36,7 +36,7 @@ def list_jobs(workspace: Path, as_json: bool) -> None:
         show({"jobs": rows}, as_json)
     elif rows:
         shown = pd.DataFrame(rows)
-        show(shown[["id", "state", "title", "part", "took"]], as_json, title=f"jobs in {workspace / FOLDER}")
+        show(shown.loc[:, ["id", "state", "title", "part", "took"]], as_json, title=f"jobs in {workspace / FOLDER}")
     else:
         click.echo(f"no jobs in {workspace / FOLDER}; the dashboard's page Runs starts them")
 

@@ -18,9 +18,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from interp import files
 
@@ -92,20 +94,19 @@ class Job:
     def status(self) -> JobState:
         """How far it is."""
         held = _read(self.path / STATUS)
-        known = {name: held[name] for name in JobState.__dataclass_fields__ if name in held}
-        try:
-            state = JobState(**known)
-        except TypeError:
+        state = _state_of(held)
+        if state is None:
             return JobState("lost", error="its status cannot be read")
         if state.is_over:
             return state
         if not is_alive(held.get("pid"), held.get("born")):
-            return JobState(
-                **{**known, "state": "lost", "error": "its process ended without a word", "ended": state.started}
-            )
+            if is_alive(held.get("child"), held.get("child_born")):
+                # The supervisor was killed and its command was not: until that ends, nothing else may write there.
+                return replace(state, state="running", message="its supervisor is gone; the command still works")
+            return replace(state, state="lost", error="its process ended without a word", ended=_last_write(self.path))
         told = _read(self.path / PROGRESS) if state.state == "running" else {}
         shown = {name: told[name] for name in ("step", "done", "total", "message") if name in told}
-        return JobState(**{**known, **shown})
+        return _state_of({**held, **shown}) or state
 
     def log_tail(self, size: int = TAIL) -> str:
         """The end of what the command wrote."""
@@ -137,7 +138,16 @@ def submit(root: str | os.PathLike[str], argv: Sequence[str], *, title: str, kin
         raise ValueError(f"argv must be a list of texts without NUL, got {words!r}")
     place = Path(root)
     place.mkdir(parents=True, exist_ok=True)
+    with FileLock(place / ".submit", timeout=30):  # two who ask at once would both find room
+        return _submit(place, words, title, kind)
+
+
+def _submit(place: Path, words: list[str], title: str, kind: str) -> Job:
     waiting = [each for each in jobs(place) if not each.status().is_over]
+    if (out := _output(words)) is not None and any(_output(each.argv) == out for each in waiting):
+        raise ValueError(
+            f"a job that is not over writes to {Path(out).name} already: choose another name, or wait for it"
+        )
     if len(waiting) >= MOST_WAITING:
         raise ValueError(f"{len(waiting)} jobs wait or run already, the most at a time: wait for one, or cancel one")
     if (free := shutil.disk_usage(place).free) < LEAST_FREE:
@@ -161,6 +171,9 @@ def submit(root: str | os.PathLike[str], argv: Sequence[str], *, title: str, kin
         start_new_session=True,
     )
     _supervisors.append(supervisor)
+    with FileLock(folder / ".status", timeout=30):
+        if _read(folder / STATUS).get("pid") == os.getpid():  # what the supervisor wrote itself stays
+            files.write_json(folder / STATUS, {"state": "queued", "pid": supervisor.pid, "born": born(supervisor.pid)})
     return job(place, name)
 
 
@@ -191,9 +204,11 @@ def job(root: str | os.PathLike[str], name: str) -> Job:
     if not folder.is_dir():
         raise ValueError(f"there is no job {name} in {root}")
     spec = files.read_json(folder / SPEC)
+    words = spec.get("argv") if isinstance(spec, dict) else None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words) or spec.get("format") != FORMAT:
+        raise ValueError(f"{folder / SPEC} describes no job of this version: it is damaged, or of a newer one")
     try:
-        words = tuple(str(word) for word in spec["argv"])
-        return Job(folder, str(spec["kind"]), str(spec["title"]), words, float(spec["submitted"]))
+        return Job(folder, str(spec["kind"]), str(spec["title"]), tuple(words), float(spec["submitted"]))
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{folder / SPEC} describes no job: it is damaged") from None
 
@@ -238,6 +253,27 @@ def born(pid: int) -> str | None:
 def _born_by_ps(pid: int) -> str | None:
     found = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
     return found.stdout.strip() or None
+
+
+def _output(words: Sequence[str]) -> str | None:
+    """Where a command writes, which two jobs must not share."""
+    return next((words[i + 1] for i, word in enumerate(words[:-1]) if word in ("--out", "--run")), None)
+
+
+def _state_of(held: dict[str, Any]) -> JobState | None:
+    """A state of what was read, None where that is none."""
+    if held.get("state") not in (*TERMINAL, "queued", "running"):
+        return None
+    kinds: dict[str, Any] = {"step": str, "message": str, "error": str, "done": int, "total": int}
+    kinds |= dict.fromkeys(("started", "ended", "code"), int | float | None)
+    if any(name in held and not isinstance(held[name], kind) for name, kind in kinds.items()):
+        return None
+    return JobState(**{name: held[name] for name in JobState.__dataclass_fields__ if name in held})
+
+
+def _last_write(folder: Path) -> float:
+    """When anything was last written for a job, seconds since 1970."""
+    return max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
 
 
 def _read(path: Path) -> dict[str, Any]:

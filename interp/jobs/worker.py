@@ -34,7 +34,8 @@ def main(folder: str) -> int:
     # Only processes that stay idle while they wait: two that spin share two cores badly.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     note = {"pid": os.getpid(), "born": born(os.getpid())}
-    files.write_json(path / STATUS, {"state": "queued", **note})
+    with FileLock(path / ".status", timeout=30):
+        files.write_json(path / STATUS, {"state": "queued", **note})
     turn = FileLock(path.parent / TURN, timeout=0)
     while not _its_turn(own, turn):
         if (path / CANCEL).exists():
@@ -73,6 +74,8 @@ def _run(own: Job, note: dict[str, Any]) -> int:
             env=environment,
             start_new_session=True,
         )
+        note |= {"child": child.pid, "child_born": born(child.pid)}
+        files.write_json(path / STATUS, {"state": "running", "started": started, **note})
         why = _watch(path, child)
     code = child.returncode
     state = "done" if code == 0 else "cancelled" if why == "cancelled" else "failed"
@@ -97,8 +100,8 @@ def _watch(path: Path, child: "subprocess.Popen[bytes]") -> str:
             why, asked = "cancelled", time.monotonic()
             _signal(child, signal.SIGINT)
         elif not why and (path / LOG_FILE).stat().st_size > MOST_LOG:
-            why, asked = "it wrote more to its log than any job should", time.monotonic()
-            _signal(child, signal.SIGINT)
+            # At once: what writes so much would fill the disk while it is asked to end.
+            why, asked = "it wrote more to its log than any job should", -GRACE_S
         if why and time.monotonic() - asked > GRACE_S:
             _signal(child, signal.SIGKILL)
         time.sleep(TICK_S)

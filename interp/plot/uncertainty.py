@@ -142,7 +142,7 @@ def entropy_map(frame: pd.DataFrame, value: str = "entropy", *, selected: int | 
         frame: a row per layer (-1 is the embedding) and token of one text: `layer`, `pos`, `token` and the value, nats from 0
             on; a lens' frame has them. NaN is left open.
         value: column that is drawn.
-        selected: position whose column has an edge.
+        selected: position whose label is bold and orange.
 
     Raises:
         ValueError: a missing column, two rows for one cell, or more than 5,000 cells.
@@ -158,7 +158,18 @@ def entropy_map(frame: pd.DataFrame, value: str = "entropy", *, selected: int | 
     table[value] = table[value].astype(float)
     names, end = table["column"].unique().tolist(), ceiling(table[value].dropna())
     n, layers = len(names), len(set(table["layer"]))
-    down = alt.Axis(labelAngle=-90, labelFont=MONO, labelLimit=90, ticks=False, domain=False, labelOverlap=False)
+    test = "false" if selected is None else f"indexof(datum.label, '{int(selected)}:') === 0"
+    weight = alt.condition(test, alt.value("bold"), alt.value("normal"))
+    tint = alt.condition(test, alt.value(ORANGE), alt.value(GREY))
+    down = alt.Axis(
+        labelAngle=-90,
+        labelFont=MONO,
+        labelLimit=90,
+        ticks=False,
+        domain=False,
+        labelFontWeight=weight,
+        labelColor=tint,
+    )
     up = alt.Axis(ticks=False, domain=False, labelOverlap=True, labelExpr="datum.value < 0 ? 'embed' : datum.label")
     tips = [alt.Tooltip("column:N", title="token"), alt.Tooltip("layer:O")]
     tips.append(alt.Tooltip(f"{value}:Q", title=f"{words(value)} (nats)", format=".3f"))
@@ -171,9 +182,7 @@ def entropy_map(frame: pd.DataFrame, value: str = "entropy", *, selected: int | 
     )
     click = alt.selection_point(name="cell", fields=["layer", "pos"], on="click", clear="dblclick")
     cells = base.mark_rect(cursor="pointer").encode(color=fill(value, f"{words(value)} (nats)", (0.0, end)))
-    chosen = "false" if selected is None else f"datum.pos == {int(selected)}"
-    edges = base.transform_filter(chosen).mark_rect(filled=False, stroke=ORANGE, strokeWidth=1.5, tooltip=None)
-    return layered([edges, cells.add_params(click)], n * clamp(760 / n, 14, 34), layers * clamp(330 / layers, 11, 26))
+    return layered([cells.add_params(click)], n * clamp(760 / n, 14, 34), layers * clamp(330 / layers, 11, 26))
 
 
 def smooth_reliability(curve: pd.DataFrame, bins: pd.DataFrame | None = None, *, title: str = "") -> alt.LayerChart:

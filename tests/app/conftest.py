@@ -1,10 +1,11 @@
 """A run's folder with made-up numbers in the shape of real ones, and the app's pages on it without a browser."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import browsing
 import numpy as np
 import pandas as pd
 import pytest
@@ -356,3 +357,43 @@ def _calibration(rng: np.random.Generator) -> dict[str, Any]:
     ]
     reports = {"before": report(0.6, 0.142), "after": report(0.97, 0.038)}
     return {**reports, "temperature": 1.83, "questions": questions}
+
+
+# ------------------------------------------------------------------------------------------------------- in a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A Chromium without a window."""
+    from playwright import sync_api
+
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=browsing.CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def app(run_folder: Path) -> Iterator[str]:
+    """Address of a server on the made-up run."""
+    yield from browsing.serve(run_folder)
+
+
+@pytest.fixture(scope="module")
+def hostile_app(hostile_run: Path) -> Iterator[str]:
+    """Address of a server on the run that is an attack."""
+    yield from browsing.serve(hostile_run)
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[[str], browsing.Visit]]:
+    """`visit(url)`: a page in a context of its own."""
+    made: list[browsing.Visit] = []
+
+    def open_page(url: str) -> browsing.Visit:
+        made.append(browsing.Visit(browser, url))
+        return made[-1]
+
+    yield open_page
+    for each in made:
+        each.context.close()

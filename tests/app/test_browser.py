@@ -1,35 +1,19 @@
-"""The app in Chromium: pages load without an error, what is clickable works, and nothing hostile runs.
+"""The app in Chromium: what is clickable works, jobs outlive a reload, and nothing hostile runs."""
 
-Screenshots of every page, light and dark, wide and narrow, are kept in build/screens.
-"""
-
-import os
-import re
-import shutil
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 import pandas as pd
 import pytest
+from browsing import CHROMIUM, SCREENS, Visit
 
 from interp import plot
 from interp.report import Figure, Section, Table, write_report
+from ui.pages import PAGES as GROUPS
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-Browser, Page = sync_api.Browser, sync_api.Page
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-ROOT = Path(__file__).parents[2]
-SCREENS = ROOT / "build" / "screens"
-PAGES = ("", "lens", "heads", "attribution", "patching", "probes", "sae", "steering", "calibration")
-KNOWN = re.compile(r"/_stcore/(health|host-config)")
-"""Streamlit's own two 404s on a deep link."""
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+PAGES = [name for group in GROUPS.values() for name, _, _ in group]
 
 pytestmark = [
     pytest.mark.browser,
@@ -38,156 +22,113 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
-def serve(folder: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, str(Path(__file__).with_name("serve.py")), str(folder), str(port)]
-    with (folder.parent / "server.log").open("wb") as log:
-        server = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=log, stderr=log)
-        try:
-            wait_until_healthy(port, server)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            server.kill()
-            server.wait()
-
-
-def wait_until_healthy(port: int, server: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        assert server.poll() is None, "the server ended"
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=1) as answer:
-                if answer.status == 200:
-                    return
-        except OSError:
-            time.sleep(0.2)
-    raise AssertionError("the server did not answer within a minute")
-
-
-@pytest.fixture(scope="module")
-def app(run_folder: Path) -> Iterator[str]:
-    yield from serve(run_folder)
-
-
-@pytest.fixture(scope="module")
-def hostile_app(hostile_run: Path) -> Iterator[str]:
-    yield from serve(hostile_run)
-
-
-class Visit:
-    """A page in a context of its own, with everything that went wrong on it."""
-
-    def __init__(self, browser: Browser, url: str) -> None:
-        self.context = browser.new_context(viewport={"width": 1280, "height": 1000}, color_scheme="light")
-        self.page: Page = self.context.new_page()
-        self.wrong: list[str] = []
-        self.page.on("console", lambda m: m.type == "error" and self._note(f"{m.text} {m.location.get('url', '')}"))
-        self.page.on("pageerror", lambda error: self._note(str(error)))
-        self.page.on("dialog", lambda dialog: (self._note(f"dialog {dialog.message}"), dialog.dismiss()))
-        self.page.on("request", lambda request: self._outside(request.url))
-        self.page.goto(url)
-
-    def _note(self, text: str) -> None:
-        if not KNOWN.search(text):
-            self.wrong.append(text)
-
-    def _outside(self, url: str) -> None:
-        if not url.startswith(("http://127.0.0.1", "ws://127.0.0.1", "data:", "blob:", "file:")):
-            self.wrong.append(f"asked {url}")
-
-    def settle(self) -> "Visit":
-        """Wait until the script has run and the charts are drawn."""
-        self.page.wait_for_selector("[data-testid=stApp]")
-        self.page.wait_for_timeout(300)
-        self.page.wait_for_function(
-            "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'", timeout=60_000
-        )
-        self.page.wait_for_function("!document.querySelector('[data-testid=stSkeleton]')", timeout=60_000)
-        self.page.wait_for_timeout(300)
-        return self
-
-    def clean(self) -> None:
-        """Nothing went wrong."""
-        assert not self.wrong, self.wrong
-        assert self.page.locator("[data-testid=stException]").count() == 0
-        assert "this should not happen" not in self.page.inner_text("body")
-
-    def full(self, path: Path, width: int = 1280, mode: str = "light") -> None:
-        """Screenshot of the whole page, which scrolls inside the window."""
-        self.page.emulate_media(color_scheme=mode)
-        self.page.set_viewport_size({"width": width, "height": 1000})
-        self.page.wait_for_timeout(500)
-        height = self.page.evaluate(
-            "document.querySelector('[data-testid=stMain]')?.scrollHeight ?? document.body.scrollHeight"
-        )
-        self.page.set_viewport_size({"width": width, "height": min(int(height) + 20, 6000)})
-        self.page.wait_for_timeout(700)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.page.screenshot(path=path)
-
-
-@pytest.fixture
-def visit(browser: Browser) -> Iterator[Callable[[str], Visit]]:
-    made: list[Visit] = []
-
-    def open_page(url: str) -> Visit:
-        made.append(Visit(browser, url))
-        return made[-1]
-
-    yield open_page
-    for each in made:
-        each.context.close()
-
-
 # ------------------------------------------------------------------------------------------------------------ pages
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_loads_without_console_errors(app: str, visit: Callable[[str], Visit], name: str) -> None:
-    seen = visit(f"{app}/{name}").settle()
-    for mode in ("light", "dark"):
-        for width in (1280, 768):
-            seen.full(SCREENS / f"{name or 'overview'}-{mode}-{width}.png", width, mode)
-            wide = seen.page.evaluate("document.querySelector('[data-testid=stMain]').scrollWidth")
-            assert wide <= width, "the page scrolls sideways"
-    seen.clean()
-
-
-def test_a_click_on_a_head_shows_it_and_the_url_restores_it(app: str, visit: Callable[[str], Visit]) -> None:
+def test_a_click_on_a_head_opens_its_page_and_the_url_restores_it(app: str, visit: Callable[[str], Visit]) -> None:
     seen = visit(f"{app}/heads").settle()
+    seen.page.locator(".mark-rect path").nth(9 * 18 + 6).hover()
+    seen.page.wait_for_selector("#vg-tooltip-element.visible")
+    assert "0.909 [0.889, 0.929] (1 of 270)" in seen.page.inner_text("#vg-tooltip-element")
     seen.page.locator(".mark-rect path").nth(9 * 15 + 3).click()
+    seen.page.wait_for_url("**/head?*")
     seen.settle()
-    assert parse_qsl(urlsplit(seen.page.url).query) == [("layer", "15"), ("head", "3")]
-    title = "Attention of layer 15, head 3"
-    assert seen.page.get_by_text(title).is_visible()
+    assert dict(parse_qsl(urlsplit(seen.page.url).query)) == {"layer": "15", "head": "3"}
+    assert seen.page.get_by_role("heading", name="Layer 15, head 3").first.is_visible()
     again = visit(seen.page.url).settle()
-    assert again.page.get_by_text(title).is_visible()
+    assert again.page.get_by_role("heading", name="Layer 15, head 3").first.is_visible()
     assert again.page.url == seen.page.url
-    again.page.locator(".mark-rect path").nth(9 * 18 + 6).hover()
-    again.page.wait_for_selector("#vg-tooltip-element.visible")
-    assert "0.909 [0.889, 0.929] (1 of 270)" in again.page.inner_text("#vg-tooltip-element")
+    again.page.locator("h1").click()
+    again.page.keyboard.press("j")
+    again.page.get_by_role("heading", name="Layer 15, head 4").first.wait_for()
     seen.clean()
     again.clean()
 
 
-def test_a_row_of_the_ranking_chooses_its_head(app: str, visit: Callable[[str], Visit]) -> None:
+def test_a_row_of_the_ranking_opens_its_head(app: str, visit: Callable[[str], Visit]) -> None:
     seen = visit(f"{app}/heads").settle()
     table = seen.page.locator("[data-testid=stDataFrame]").first
     table.scroll_into_view_if_needed()
     box = table.bounding_box()
     seen.page.mouse.click(box["x"] + 18, box["y"] + 35 * 2.5)  # the box of the second row
+    seen.page.get_by_role("heading", name="Layer 17, head 3").first.wait_for()
+    seen.clean()
+
+
+def test_the_attention_canvas_tells_values_and_changes_the_head(app: str, visit: Callable[[str], Visit]) -> None:
+    seen = visit(f"{app}/attention?layer=3&head=1&prompt=abcabcab").settle()
+    canvas = seen.page.locator(".matrix canvas")
+    canvas.wait_for()
+    box = canvas.bounding_box()
+    n, gap = seen.page.locator(".text .chip").count(), 78
+    cell = (box["width"] - gap) / n
+    seen.page.mouse.move(box["x"] + gap + 0.5 * cell, box["y"] + gap + 0.5 * cell)
+    assert seen.page.inner_text(".status").endswith("looks at 0: a: 1")
+    seen.page.mouse.move(box["x"] + gap + (n - 0.5) * cell, box["y"] + gap + 0.5 * cell)
+    assert seen.page.inner_text(".status").endswith("masked")
+    seen.page.locator("button.head").nth(4).click()
+    seen.page.wait_for_url("**head=4*")
     seen.settle()
-    assert seen.page.get_by_text("Attention of layer 17, head 3").is_visible()
+    seen.page.get_by_role("heading", name="Attention of layer 3, head 4").wait_for()
+    seen.clean()
+
+
+def test_a_job_outlives_a_reload_and_its_result_is_found(
+    app: str, visit: Callable[[str], Visit], catalogue_folder: Path, run_folder: Path
+) -> None:
+    """It runs the real model, whose weights are there."""
+    assert catalogue_folder.is_dir()
+    seen = visit(f"{app}/runs?runs_show=Start").settle()
+    seen.page.get_by_label("Most texts").fill("12")
+    seen.page.keyboard.press("Enter")
+    seen.settle()
+    seen.page.get_by_label("Name", exact=True).fill("from-the-browser")
+    seen.page.keyboard.press("Enter")
+    seen.settle()
+    seen.page.get_by_role("button", name="Record", exact=True).click()
+    seen.page.get_by_text("Record animals").first.wait_for()
+    again = visit(f"{app}/runs?runs_show=Jobs").settle()
+    again.page.locator("[class*=st-key-job_]").first.get_by_text("done", exact=False).wait_for(timeout=120_000)
+    assert (run_folder.parent / "from-the-browser" / "store.json").is_file()
+    again.page.reload()
+    again.settle()
+    assert again.page.locator("[class*=st-key-job_]").first.get_by_text("Record animals").is_visible()
+    found = visit(f"{app}/stores").settle()
+    found.page.get_by_text("from-the-browser").first.wait_for(state="attached")  # cells are drawn on a canvas
+    for each in (seen, again, found):
+        each.clean()
+
+
+def test_a_prompt_is_forked_at_a_token_and_compared(app: str, visit: Callable[[str], Visit]) -> None:
+    seen = visit(f"{app}/compare?prompt=abcab").settle()
+    seen.page.get_by_role("button", name="Pin A").click()
+    seen.settle()
+    seen.page.locator(".chip").nth(2).click()
+    seen.settle()
+    seen.page.get_by_role("button", name="Next and fork").click()
+    seen.page.get_by_label("Or go on with your own words").fill("zz")
+    seen.page.get_by_role("button", name="Fork", exact=True).click()
+    seen.settle()
+    assert "".join(seen.page.locator(".chip").all_inner_texts()[:5]) == "abczz"
+    assert "prompt=abczz" in seen.page.url
+    assert "a=" in seen.page.url
+    seen.clean()
+
+
+def test_everything_on_the_way_to_the_tokens_is_reached_by_tab(app: str, visit: Callable[[str], Visit]) -> None:
+    seen = visit(f"{app}/lens").settle()
+    reached: list[str] = []
+    for _ in range(60):
+        seen.page.keyboard.press("Tab")
+        reached.append(
+            seen.page.evaluate(
+                """() => { let e = document.activeElement; while (e.shadowRoot?.activeElement) e = e.shadowRoot.activeElement;
+                return (e.getAttribute("aria-label") ?? e.innerText ?? "").replaceAll("\\n", " "); }"""
+            )
+        )
+    said = "\n".join(reached)
+    for part in ("Prompt", "Analyse", "Heads", "surprisal", "token 10", "Pin A", "Export"):
+        assert part in said, (part, reached)
     seen.clean()
 
 
@@ -210,6 +151,7 @@ def test_the_strip_works_with_mouse_and_keyboard_and_follows_to_other_pages(
     assert "pos=5" in seen.page.url
     assert seen.page.locator(".chip[aria-selected=true]").inner_text() == "·is"
     seen.page.get_by_role("radio", name="entropy after it").click()
+    seen.page.locator(".chip").first.hover()
     assert "entropy" in seen.page.locator(".chip").first.get_attribute("aria-label")
     seen.page.get_by_role("link", name="Logit lens").click()
     seen.settle()
@@ -238,7 +180,7 @@ def test_a_trajectory_is_pinned(app: str, visit: Callable[[str], Visit]) -> None
     seen.page.get_by_role("option").filter(has_text="Tower").click()
     seen.settle()
     assert "pins=" in seen.page.url
-    assert seen.page.locator("[data-testid=stVegaLiteChart]").nth(1).get_by_text("4: ·Tower").count() == 1
+    assert seen.page.locator(".st-key-card_trajectories").get_by_text("4: ·Tower").count() >= 1
     seen.clean()
 
 
@@ -271,12 +213,12 @@ def test_two_sessions_at_once_get_their_own_answers(app: str, visit: Callable[[s
 
 @pytest.mark.parametrize("name", PAGES)
 def test_nothing_hostile_runs(hostile_app: str, visit: Callable[[str], Visit], name: str) -> None:
-    seen = visit(f"{hostile_app}/{name}").settle()
+    seen = visit(f"{hostile_app}/{'' if name == 'overview' else name}").settle()
     for chip in seen.page.locator(".chip").all()[:3]:
         chip.hover()
-    seen.full(SCREENS / "hostile" / f"{name or 'overview'}.png")
+    seen.full(SCREENS / "hostile" / f"{name}.png")
     assert seen.page.locator("img[src=x]").count() == 0
-    if name == "":  # a table of findings, whose cells are Markdown
+    if name == "overview":  # a table of findings, whose cells are Markdown
         shown = seen.page.inner_text("[data-testid=stTable]").replace("\u2060", "")
         for text in (":red[boo] :material/home:", "[x](javascript:alert(1))", "$\\frac{1}{0}$", "`**_#"):
             assert text in shown

@@ -46,7 +46,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def words(page: AppTest) -> str:
-    parts = [*page.text, *page.markdown, *page.caption, *page.title, *page.subheader, *page.code]
+    parts = [*page.text, *page.markdown, *page.caption, *page.title, *page.header, *page.subheader, *page.code]
     return "\n".join(str(part.value) for part in parts)
 
 

@@ -30,7 +30,7 @@ def constant(name: str) -> tuple[tuple[str, ...], ...]:
 
 
 def words(page: AppTest) -> str:
-    parts = [*page.text, *page.markdown, *page.caption, *page.title, *page.subheader, *page.code]
+    parts = [*page.text, *page.markdown, *page.caption, *page.title, *page.header, *page.subheader, *page.code]
     return "\n".join(str(part.value) for part in parts)
 
 

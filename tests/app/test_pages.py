@@ -29,7 +29,7 @@ PAGES = {
     "probes": "Probes",
     "saes": "Sparse autoencoders",
     "steering": "Steering",
-    "calibration": "Calibration",
+    "calibration": "Uncertainty",
 }
 PROMPT_PAGES = {"overview": 3, "lens": 5, "heads": 1, "attribution": 3}
 """Pages on a typed prompt, and the charts that each has at first."""
@@ -44,7 +44,7 @@ def model() -> HookedTransformer:
 
 def words(page: AppTest) -> str:
     """All that the page says as text."""
-    parts = [*page.text, *page.markdown, *page.caption, *page.title, *page.subheader, *page.code]
+    parts = [*page.text, *page.markdown, *page.caption, *page.title, *page.header, *page.subheader, *page.code]
     return "\n".join(str(part.value) for part in parts)
 
 
@@ -306,12 +306,13 @@ def test_steering_of_several_measures_shows_one_at_a_time_and_the_damage(
     }
     artifact.write_json(tmp_path / "steering.json", found)
     (tmp_path / "demo.json").write_bytes((run_folder / "demo.json").read_bytes())
-    page = open_page("steering", run=tmp_path)
+    page = open_page("steering", run=tmp_path, query={"steering_part": "Dose and damage"})
     assert not page.exception
     assert page.selectbox(key="measure").options == ["preference", "probe"]
     assert charts(page) == 2
-    assert "Instructed" in words(page)
-    assert "told to be kind" in words(page)
+    told_page = open_page("steering", run=tmp_path, query={"steering_part": "Side by side"})
+    assert "Instructed" in words(told_page)
+    assert "told to be kind" in words(told_page)
     assert charts(open_page("steering")) == 1  # a run of before: one measure, and no damage
 
 
@@ -341,7 +342,7 @@ def probe_run(tmp_path: Path, run_folder: Path) -> Path:
 
 def test_the_saved_probe_scores_statements(open_page: Open, model: HookedTransformer, probe_run: Path) -> None:
     save_probe(probe_run, model)
-    page = score(open_page("probes", run=probe_run, model=model), "One is odd.\n\n Two is odd. \n")
+    page = score(open_page("probes", run=probe_run, workspace=probe_run, model=model), "One is odd.\n\n Two is odd. \n")
     table = page.dataframe[-1].value
     assert list(table["statement"]) == ["One is odd.", "Two is odd."]
     probe = interp.load_probe(probe_run / "probe.safetensors")
@@ -351,15 +352,18 @@ def test_the_saved_probe_scores_statements(open_page: Open, model: HookedTransfo
 
 def test_the_probe_of_another_model_is_refused(open_page: Open, model: HookedTransformer, probe_run: Path) -> None:
     save_probe(probe_run, model, fingerprint="another")
-    assert "fitted on another model" in words(score(open_page("probes", run=probe_run, model=model), "One is odd."))
+    assert "fitted on another model" in words(
+        score(open_page("probes", run=probe_run, workspace=probe_run, model=model), "One is odd.")
+    )
 
 
 def test_statements_have_limits(open_page: Open, model: HookedTransformer, probe_run: Path) -> None:
     assert (
-        "the run has no probe.safetensors" in words(score(open_page("probes", run=probe_run, model=model), "x")).lower()
+        "the run has no probe.safetensors"
+        in words(score(open_page("probes", run=probe_run, workspace=probe_run, model=model), "x")).lower()
     )
     save_probe(probe_run, model)
-    page = open_page("probes", run=probe_run, model=model)
+    page = open_page("probes", run=probe_run, workspace=probe_run, model=model)
     assert "21 statements are more than the 20" in words(score(page, "x\n" * 21))
     assert "Write one or more" in words(score(page, " \n"))
 

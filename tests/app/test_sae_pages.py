@@ -58,7 +58,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def words(page: AppTest) -> str:
-    parts = [*page.text, *page.markdown, *page.caption, *page.title, *page.subheader, *page.code]
+    parts = [*page.text, *page.markdown, *page.caption, *page.title, *page.header, *page.subheader, *page.code]
     return "\n".join(str(part.value) for part in parts)
 
 
@@ -183,5 +183,25 @@ def test_the_values_of_a_text_and_the_logits_are_the_librarys(
     row = interp.load_sae_features(space / "features").latent(latent).row
     assert frame["value"].iloc[0] == pytest.approx(row["up_values"][0], rel=1e-4)
     plain, changed = saes.steered(OWN["sae"], latent, TEXT, 50.0, 5)
-    assert isinstance(plain, str)
-    assert isinstance(changed, str)
+    assert plain == model.generate(TEXT, 5).text
+    with model.intervene(interp.SteerLatent(sae, latent, "add", 50.0)):
+        assert changed == model.generate(TEXT, 5).text
+
+
+def test_figures_of_a_report_beside_two_saes_belong_to_neither(
+    open_page: Open, model: HookedTransformer, space: Path, tmp_path: Path
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.safetensors").write_bytes((space / "own" / "sae.safetensors").read_bytes())
+    (tmp_path / "report_of.json").write_bytes((space / "own" / "report_of.json").read_bytes())
+    page = fine(open_page("saes", run=None, model=model, workspace=tmp_path, prompt=TEXT))
+    assert page.dataframe[0].value["fvu"].isna().all()
+
+
+def test_a_dead_latent_can_still_be_asked_about_a_text(open_page: Open, model: HookedTransformer, space: Path) -> None:
+    latents = interp.load_sae_features(space / "features").latents
+    dead = int(latents.loc[latents["n_active"] == 0, "latent"].iloc[0])
+    page = open_page("feature", run=None, model=model, workspace=space, prompt=TEXT, query=OWN | {"latent": str(dead)})
+    assert "dead: it fires on none" in words(fine(page))
+    page.button(key="feature_steer").click().run()
+    assert "Steered, greedy, 30 tokens" in words(fine(page))

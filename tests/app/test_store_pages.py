@@ -47,7 +47,7 @@ def space(model: HookedTransformer, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def words(page: AppTest) -> str:
-    parts = [*page.text, *page.markdown, *page.caption, *page.title, *page.subheader, *page.code]
+    parts = [*page.text, *page.markdown, *page.caption, *page.title, *page.header, *page.subheader, *page.code]
     return "\n".join(str(part.value) for part in parts)
 
 

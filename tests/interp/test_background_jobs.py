@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +38,9 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], l
 
 
 class Ended:
-    """A process that is over."""
+    """A process that is over, with the number of this one."""
+
+    pid = os.getpid()
 
     def poll(self) -> int:
         return 0
@@ -119,17 +122,79 @@ def test_jobs_take_turns_and_one_that_waits_can_be_cancelled(root: Path, script:
     assert wait(third, "done", "failed").state == "done"
 
 
-def test_a_killed_supervisor_leaves_a_lost_job_that_starts_again(
-    root: Path, script: Callable[[str], list[str]]
+def test_a_killed_supervisor_leaves_its_command_and_then_a_lost_job(
+    root: Path, script: Callable[[str], list[str]], tmp_path: Path
 ) -> None:
-    job = jobs.submit(root, script("import time\ntime.sleep(3)"), title="x", kind="x")
-    wait(job, "running")
-    pid = json.loads((job.path / "status.json").read_text())["pid"]
-    os.kill(pid, signal.SIGKILL)
+    go_on = tmp_path / "go on"
+    text = f"import time, pathlib\nwhile not pathlib.Path({str(go_on)!r}).exists(): time.sleep(0.05)"
+    job = jobs.submit(root, script(text), title="x", kind="x")
+    deadline = time.monotonic() + 60
+    while "child" not in (held := json.loads((job.path / "status.json").read_text())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(held["pid"], signal.SIGKILL)
+    while "supervisor is gone" not in job.status().message and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert job.status().state == "running"  # the command works on: nothing may be started beside it
+    with pytest.raises(ValueError, match="not over yet"):
+        jobs.again(root, job.id)
+    waiting = jobs.submit(root, script("print('next')"), title="next", kind="x")
+    assert waiting.status().state == "queued"
+    go_on.touch()
     assert wait(job, "lost").error == "its process ended without a word"
+    assert wait(waiting, "done", "failed").state == "done"
     once_more = jobs.again(root, job.id)
     assert once_more.argv == job.argv
     assert wait(once_more, "done", "failed").state == "done"
+
+
+def test_a_killed_command_is_a_failed_job(root: Path, script: Callable[[str], list[str]]) -> None:
+    text = "import os, signal\nprint('so far', flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    state = wait(jobs.submit(root, script(text), title="x", kind="x"), "failed", "done")
+    assert (state.state, state.code, state.error) == ("failed", -signal.SIGKILL, "so far")
+
+
+def test_a_log_that_grows_without_end_stops_its_job_at_once(
+    root: Path, script: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "MOST_LOG", 2**20)
+    folder = root / "20260101-000000-abcdef"
+    folder.mkdir(parents=True)
+    text = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: print('x' * 1000)"
+    with (folder / "log.txt").open("wb") as log:
+        child = subprocess.Popen([sys.executable, "-m", "interp", *script(text)], stdout=log, start_new_session=True)
+        assert "wrote more to its log" in worker._watch(folder, child)
+    assert child.returncode == -signal.SIGKILL
+
+
+def test_two_jobs_do_not_share_an_output(root: Path, script: Callable[[str], list[str]]) -> None:
+    first = jobs.submit(root, [*script(ENDLESS), "--out", "/somewhere/a"], title="x", kind="x")
+    with pytest.raises(ValueError, match="writes to a already"):
+        jobs.submit(root, [*script(ENDLESS), "--out", "/somewhere/a"], title="x", kind="x")
+    wait(first, "running")
+    jobs.cancel(root, first.id)
+    wait(first, "cancelled")
+
+
+def test_twenty_who_submit_at_once_get_eight_places(
+    root: Path, script: Callable[[str], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "_supervisors", [])
+    monkeypatch.setattr(background.subprocess, "Popen", lambda *a, **k: Ended())
+    refused: list[str] = []
+
+    def ask(number: int) -> None:
+        try:
+            jobs.submit(root, ["datasets"], title=str(number), kind="x")
+        except ValueError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(jobs.jobs(root)) == background.MOST_WAITING
+    assert len(refused) == 20 - background.MOST_WAITING
 
 
 def test_another_process_with_the_same_number_is_not_taken_for_it() -> None:
@@ -174,9 +239,17 @@ def test_a_damaged_job_is_left_out_and_a_damaged_status_is_lost(root: Path) -> N
         good / "spec.json", {"format": 1, "kind": "x", "title": "<script>", "argv": ["datasets"], "submitted": 1.0}
     )
     (good / "status.json").write_text('{"state": "running", "total": ')
+    newer = root / "20260101-000000-dddddd"
+    newer.mkdir()
+    artifact.write_json(
+        newer / "spec.json", {"format": 99, "kind": "x", "title": "x", "argv": ["datasets"], "submitted": 1.0}
+    )
     found = jobs.jobs(root)
     assert [each.title for each in found] == ["<script>"]
     assert found[0].status().state == "lost"
+    for odd in ({"state": "weird"}, {"state": "done", "done": "x"}, {"state": "done", "started": "x"}, {}):
+        artifact.write_json(good / "status.json", odd)
+        assert found[0].status() == jobs.JobState("lost", error="its status cannot be read")
 
 
 def test_no_secret_reaches_a_job(

@@ -19,7 +19,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 def start() -> None:
     """Task, pairs and name; the button starts `interp circuit`."""
     with st.container(border=True):
-        st.subheader("Find a circuit", anchor=False)
+        st.header("Find a circuit", anchor=False)
         st.caption("Minutes on two cores. Half of the pairs choose the edges, the others measure them.")
         with st.container(horizontal=True, vertical_alignment="bottom"):
             tasks = [name for name in services.tasks() if name in TASKS]

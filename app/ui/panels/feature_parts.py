@@ -91,7 +91,7 @@ def neighbours(found: saes.Latent) -> None:
         if frame.empty:
             continue
         with st.container(border=True):
-            st.subheader(title, anchor=False)
+            st.header(title, anchor=False)
             with st.container(horizontal=True):
                 for latent, value in zip(frame["latent"], frame[column]):
                     st.button(
@@ -121,7 +121,7 @@ def examples(entry: library.Entry, number: int, found: saes.Latent) -> None:
         names = {group: "Top" if group == 0 else f"Interval {group}" for group in groups}
         group = st.segmented_control(
             "Group", groups, format_func=names.__getitem__, default=groups[0], key="feature_group",
-            help="Interval 1 is the weakest tenth-like part of the range from 0 to the maximum: equal widths.",
+            help="Top: the strongest of all. Intervals of equal width from 0 to the maximum; 1 is the weakest.",
         )  # fmt: skip
         shown = table.loc[table["group"] == (groups[0] if group is None else group)]
         sae_parts.example_strips(shown, float(found.facts["max"]), "feature_example")
@@ -148,14 +148,14 @@ def own_text(key: str, number: int, found: saes.Latent) -> None:
                 code=f'import interp\n\nmodel, sae = interp.load("MODEL"), interp.load_sae("sae.safetensors")\n'
                 f"hits = interp.search_by_prompt(sae, model, {typed!r}, n=sae.n_latents, per_token=True)\n"
                 f'print(hits.loc[hits["latent"] == {number}])',
-                caption=f"{said}; {int(table['value'].isna().sum())} of {len(table)} tokens not read",
+                caption=f"{said}; {len(table) - table['value'].count()} of {len(table)} tokens not read",
             )
 
 
 def steer(key: str, number: int, found: saes.Latent) -> None:
     """A continuation with the latent added at each token, beside the plain one."""
     with st.container(border=True):
-        st.subheader("Steer with it", anchor=False)
+        st.header("Steer with it", anchor=False)
         largest = float(found.facts.get("max") or 10.0)
         with st.container(horizontal=True, vertical_alignment="bottom"):
             amount = st.number_input(

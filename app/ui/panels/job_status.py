@@ -20,7 +20,7 @@ ICONS = {
 }  # fmt: skip
 
 
-def start_button(label: str, *, kind: str, argv: Sequence[str], title: str, key: str, primary: bool = False) -> None:
+def start_button(label: str, *, kind: str, argv: Sequence[str], title: str, key: str) -> None:
     """A button that starts `interp ARGV` in the background, and under it how far the job that it started is.
 
     Args:
@@ -29,14 +29,13 @@ def start_button(label: str, *, kind: str, argv: Sequence[str], title: str, key:
         argv: words of the command.
         title: of the job, for people.
         key: of the widget; unique in the app.
-        primary: the main button of its page.
     """
     own = f"_job_of_{key}"
-    if st.button(label, key=key, icon=":material/play_arrow:", type="primary" if primary else "secondary"):
+    if st.button(label, key=key, icon=":material/play_arrow:"):
         with states.guard("The job cannot be started"):
             st.session_state[own] = jobs.start(kind, argv, title)
     with st.popover("The command", type="tertiary", icon=":material/terminal:"):
-        st.code(shlex.join(["interp", *argv]), language="bash", wrap_lines=True)
+        st.code(shlex.join(["interp", *argv]), language=None, wrap_lines=True)
     if started := st.session_state.get(own):
         job_panel(started)
 

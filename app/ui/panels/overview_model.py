@@ -15,7 +15,7 @@ TURNS = {"norm": "Length", "cosine": "Cosine with the layer before"}
 def model_card() -> None:
     """Sizes and origin of the model that answers."""
     with st.container(border=True):
-        st.subheader("Model", anchor=False)
+        st.header("Model", anchor=False)
         with states.guard("The model cannot be loaded"):
             facts = stream.model_facts()
             run = services.run()
@@ -115,7 +115,7 @@ def scan(tokens: pd.DataFrame) -> None:
                 f"At most {scans.MAX_SCAN_TOKENS} tokens; half a minute or more, and the model answers nobody else meanwhile. "
                 "Leaving the page stops it."
             )
-            pressed = st.button("Scan", key="run_scan", type="primary", icon=":material/radar:", disabled=too_long)
+            pressed = st.button("Scan", key="run_scan", icon=":material/radar:", disabled=too_long)
             if not pressed:
                 return
             with controls.progress("Scanning") as move:

@@ -115,7 +115,7 @@ def _run(
             f"A run for every layer and token: seconds for a short prompt (at most {traces.MAX_TRACE_TOKENS} tokens). Leaving "
             "the page stops it."
         )
-        if not st.button(label, key=key, type="primary", icon=":material/play_arrow:"):
+        if not st.button(label, key=key, icon=":material/play_arrow:"):
             return None
         with controls.progress(what) as move:
             traces.run_trace(asked, move) if isinstance(asked, traces.Trace) else traces.run_cuts(asked, move)

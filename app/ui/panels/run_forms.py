@@ -56,7 +56,7 @@ def _record() -> None:
                 f"{printable(str(key)).replace('_', ' ')} {value}" for key, value in found.items() if value is not None
             )
         )
-    start_button("Record", kind="store", argv=argv, title=f"Record {data}", key="record_start", primary=True)
+    start_button("Record", kind="store", argv=argv, title=f"Record {data}", key="record_start")
 
 
 def _sae() -> None:
@@ -72,7 +72,7 @@ def _sae() -> None:
         epochs = int(st.number_input("Epochs", 1, 20, 2, key="train_epochs", width=110))
         name = st.text_input("Name", "sae-new", key="train_name", max_chars=60, width=180)
     argv = jobs.sae_argv(store, site, k, width, epochs, name)
-    start_button("Train", kind="sae", argv=argv, title=f"Autoencoder on {store}", key="train_start", primary=True)
+    start_button("Train", kind="sae", argv=argv, title=f"Autoencoder on {store}", key="train_start")
 
 
 def _lens() -> None:
@@ -86,7 +86,6 @@ def _lens() -> None:
         name = st.text_input("Name", "tuned-lens", key="tune_name", max_chars=60, width=180)
     start_button(
         "Train", kind="lens", argv=jobs.lens_argv(store, epochs, name), title=f"Tuned lens on {store}", key="tune_start",
-        primary=True,
     )  # fmt: skip
 
 
@@ -104,7 +103,6 @@ def _probe() -> None:
         argv=jobs.probe_argv(spec, kinds, name),
         title=SPECS[spec],
         key="probe_start",
-        primary=True,
     )
 
 
@@ -120,7 +118,7 @@ def _steer() -> None:
         )
         name = st.text_input("Name", f"{pairs}-{way}", key=f"steer_name_{pairs}_{way}", max_chars=60, width=200)
     argv = jobs.steer_map_argv(pairs, name) if way == "map" else jobs.steer_make_argv(pairs, site, name)
-    start_button("Start", kind="steering", argv=argv, title=f"Steering {pairs}", key="steer_start", primary=True)
+    start_button("Start", kind="steering", argv=argv, title=f"Steering {pairs}", key="steer_start")
 
 
 def _behave() -> None:
@@ -139,7 +137,6 @@ def _behave() -> None:
         argv=jobs.behave_argv(what, n, name),
         title=REPORTS[what],
         key="behave_start",
-        primary=True,
     )
 
 
@@ -147,7 +144,7 @@ def _demo() -> None:
     name = st.text_input("Name", "demo-new", key="demo_name", max_chars=60, width=200)
     st.caption("Every analysis on the demo's model: about six minutes on two cores. It goes on where it was.")
     start_button(
-        "Run the demo", kind="run", argv=jobs.demo_argv(name), title="The demo", key="demo_start", primary=True
+        "Run the demo", kind="run", argv=jobs.demo_argv(name), title="The demo", key="demo_start"
     )
 
 

@@ -74,7 +74,7 @@ def chosen_sae(label: str = "SAE") -> library.Entry | None:
 def collect(entry: library.Entry) -> None:
     """What is missing to look at latents, and the job that makes it."""
     with st.container(border=True):
-        st.subheader("No features yet", anchor=False)
+        st.header("No features yet", anchor=False)
         text.say(
             "What each latent fires on is one pass over a store of every token. Examples, densities and search need it."
         )

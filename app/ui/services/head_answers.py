@@ -59,7 +59,7 @@ def causal_check() -> tuple[pd.DataFrame, dict[str, Any], Source] | None:
         for path in found.of_kind("head report"):
             return *_facts(load_head_report(path)), "run"
     for entry in library.entries("head report"):
-        if entry.model in (None, engine().fingerprint):
+        if entry.model == engine().fingerprint:
             return *_facts(load_head_report(entry.path)), "run"
     return None
 

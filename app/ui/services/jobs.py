@@ -45,14 +45,11 @@ def output(name: str, ending: str = "") -> str:
     """Where a result of this name goes.
 
     Raises:
-        ValueError: a name that is no file name, or one that is taken.
+        ValueError: a name that is no file name.
     """
     if not re.fullmatch(NAME, name):
         raise ValueError(f"{name[:80]!r} is no name: use letters, digits, dot, dash and underscore, at most 60")
-    path = root().parent / f"{name.removesuffix(ending)}{ending}"
-    if path.exists():
-        raise ValueError(f"the workspace has {path.name} already: choose another name")
-    return str(path)
+    return str(root().parent / f"{name.removesuffix(ending)}{ending}")
 
 
 def start(kind: str, argv: Sequence[str], title: str) -> str:
@@ -64,6 +61,9 @@ def start(kind: str, argv: Sequence[str], title: str) -> str:
     words = list(argv)
     if "--out" in words and "/" not in (name := words[words.index("--out") + 1]):
         words[words.index("--out") + 1] = output(name)
+    for option in ("--out", "--run"):
+        if option in words and (path := Path(words[words.index(option) + 1])).exists():
+            raise ValueError(f"the workspace has {path.name} already: choose another name")
     return background.submit(root(), words, title=title, kind=kind).id
 
 

@@ -39,7 +39,8 @@ class Latent:
 
     n_latents: int
     facts: dict[str, Any]
-    """encoder_norm, decoder_norm; with features also density, n_active, n_rows, max, mean_active."""
+    """encoder_norm, decoder_norm; with features also density, n_active, n_rows and, if it fires, max and
+    mean_active."""
     near: pd.DataFrame
     """latent, cosine: nearest decoder directions."""
     together: pd.DataFrame
@@ -67,9 +68,13 @@ def listed() -> pd.DataFrame:
 def _row(entry: library.Entry) -> dict[str, Any]:
     head = _head(str(entry.path), entry.stamp)
     row: dict[str, Any] = {"key": entry.key, "sae": entry.title, "model": entry.model, **head}
-    for other in library.entries("sae_report", "splice_report"):
-        if other.path.parent == entry.path.parent:
-            _add(row, _json(str(other.path), other.stamp), other.title)
+    folder = entry.path.parent
+    # A report does not name its SAE: beside several of them nobody can tell whose figures these are.
+    alone = sum(each.path.parent == folder for each in library.entries("sae")) == 1
+    for kind in ("sae_report", "splice_report"):
+        beside_it = [each for each in library.entries(kind) if alone and each.path.parent == folder]
+        if beside_it:
+            _add(row, _json(str(beside_it[0].path), beside_it[0].stamp), beside_it[0].title)
     beside = entry.path.parent / "sae.json"
     if "fvu" not in row and beside.is_file() and entry.path.name == "sae.safetensors":
         _add(row, _json(str(beside), beside.stat().st_mtime_ns), f"{entry.path.parent.name}/sae.json")
@@ -85,7 +90,7 @@ def _add(row: dict[str, Any], held: dict[str, Any], source: str) -> None:
             row[name] = float(held[name])
     if isinstance(held.get("recovered_mean"), int | float):
         row["ce_recovered"] = float(held["recovered_mean"])
-    row["figures"] = source
+    row["figures"] = ", ".join(name for name in (row.get("figures"), source) if name)
 
 
 @st.cache_data(**KEPT)
@@ -190,7 +195,7 @@ def _features(path: str, stamp: int) -> interp.SAEFeatures:  # noqa: ARG001 (the
 
 @st.cache_data(max_entries=2, show_spinner=False)
 def _table(path: str, stamp: int) -> pd.DataFrame:
-    return _features(path, stamp).latents[["latent", "density", "max"]]
+    return _features(path, stamp).latents.loc[:, ["latent", "density", "max"]]
 
 
 # ---------------------------------------------------------------------------------------------------------- one latent
@@ -215,7 +220,9 @@ def latent(key: str, number: int) -> Latent:
     if (found := features_of(key)) is not None:
         page = _features(str(found.path), found.stamp).latent(number)
         row = page.row
-        facts |= {name: row[name] for name in ("density", "n_active", "max", "mean_active")}
+        facts |= {name: row[name] for name in ("density", "n_active")}
+        # A latent that never fires has NaN there: no scale for colours, no strength to steer with.
+        facts |= {name: row[name] for name in ("max", "mean_active") if row["n_active"]}
         facts["n_rows"] = page.features.n_rows
         pairs = zip(list(row["cofiring_latents"])[:NEAR], list(row["cofiring_phi"])[:NEAR])
         together = pd.DataFrame(list(pairs), columns=["latent", "phi"])

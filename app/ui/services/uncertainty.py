@@ -1,7 +1,6 @@
 """How sure the model is: along a prompt, over sampled answers, and on the run's documents and questions."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +8,6 @@ import pandas as pd
 import streamlit as st
 
 import interp
-from interp.artifact import home
-from interp.calibration.curve import reliability_bins, reliability_curve
 from ui.services.kept import shelf
 from ui.services.live import checked, engine, model_name, token_ids
 from ui.services.runs import KEPT, run_json
@@ -34,16 +31,22 @@ def along(frame: pd.DataFrame) -> dict[str, Any]:
     entropy (mean, nats), strangest (its row as a dict, None where no token is predicted)."""
     known = frame.dropna(subset=["logprob"])
     if known.empty:
-        return {"n": 0, "surprisal": None, "perplexity": None, "entropy": float(frame["entropy"].mean()), "strangest": None}
-    surprisal = -known["logprob"].astype(float)
-    mean = float(surprisal.mean())
-    row = known.loc[surprisal.idxmax()].to_dict()
+        return {
+            "n": 0,
+            "surprisal": None,
+            "perplexity": None,
+            "entropy": float(frame["entropy"].to_numpy(float).mean()),
+            "strangest": None,
+        }
+    surprisal = -known["logprob"].to_numpy(dtype=float)
+    mean, at = float(surprisal.mean()), int(surprisal.argmax())
+    row = known.iloc[at].to_dict()
     return {
         "n": len(known),
         "surprisal": mean,
         "perplexity": math.exp(mean),
-        "entropy": float(frame["entropy"].mean()),
-        "strangest": {"pos": int(row["pos"]), "token": str(row["token"]), "surprisal": float(surprisal.max())},
+        "entropy": float(frame["entropy"].to_numpy(float).mean()),
+        "strangest": {"pos": int(row["pos"]), "token": str(row["token"]), "surprisal": float(surprisal[at])},
     }
 
 
@@ -111,7 +114,12 @@ def sample(asked: Asked) -> None:
     fingerprint = engine().fingerprint
     with checked(fingerprint) as model:
         found = interp.sample_answers(
-            model, asked.prompt, asked.n, max_new_tokens=asked.max_new_tokens, temperature=asked.temperature, seed=asked.seed
+            model,
+            asked.prompt,
+            asked.n,
+            max_new_tokens=asked.max_new_tokens,
+            temperature=asked.temperature,
+            seed=asked.seed,
         )
         match = interp.EmbeddingMatch(_encoder()) if asked.match == "embedding" else None
         meant = interp.semantic_entropies(found, match)[0]
@@ -123,20 +131,31 @@ def sample(asked: Asked) -> None:
 
 def _answers(asked: Asked, found: Any, meant: Any, spread: float, greedy: str, signals: pd.DataFrame) -> Answers:
     rows = found.rows.loc[:, ["sample", "text", "n_tokens", "logprob", "logprob_mean", "ended"]].copy()
-    number = {sample: each for sample, each in enumerate(meant.classes)} | {-1: meant.greedy_class}
+    number = dict(enumerate(meant.classes)) | {-1: meant.greedy_class}
     rows.insert(2, "class", pd.array([number[sample] for sample in rows["sample"]], dtype="Int64"))
     classes = meant.to_frame()
     classes["greedy"] = classes["class"] == (-1 if meant.greedy_class is None else meant.greedy_class)
     top = math.log(asked.n)
     figures = [
         ("semantic entropy", meant.discrete, "nats", f"By counts; 0 is one meaning, {top:.2f} as many as samples."),
-        ("semantic entropy (corrected)", meant.discrete_corrected, "nats", "With the Miller-Madow term for few samples."),
+        (
+            "semantic entropy (corrected)",
+            meant.discrete_corrected,
+            "nats",
+            "With the Miller-Madow term for few samples.",
+        ),
         ("semantic entropy (model)", meant.rao, "nats", "By the model's own probabilities of the distinct answers."),
         ("self-consistency", meant.self_consistency, "share", "Of the samples in the largest class."),
         ("agrees with greedy", meant.greedy_share, "share", "Of the samples that mean the same as the greedy answer."),
-        ("EigenScore", spread, "nats", "Spread of the answers inside the model, middle layer; compare it within one model."),
+        (
+            "EigenScore",
+            spread,
+            "nats",
+            "Spread of the answers inside the model, middle layer; compare it within one model.",
+        ),
     ]
-    info = interp.SIGNALS
+    from interp.uncertainty.answers import SIGNALS as info
+
     told = [
         (name, float(signals[name].iloc[0]), "higher" if info[name].sign > 0 else "lower", info[name].text)
         for name in info
@@ -144,7 +163,9 @@ def _answers(asked: Asked, found: Any, meant: Any, spread: float, greedy: str, s
     described = meant.match
     rule = str(described.get("rule") or described.get("match"))
     if "threshold" in described:
-        rule = f"cosine of sentence vectors at least {described['threshold']:.2f} ({described.get('encoder', 'encoder')})"
+        rule = (
+            f"cosine of sentence vectors at least {described['threshold']:.2f} ({described.get('encoder', 'encoder')})"
+        )
     return Answers(
         classes.sort_values("count", ascending=False, kind="stable").reset_index(drop=True),
         rows.reset_index(drop=True),
@@ -169,7 +190,9 @@ def of_the_run() -> dict[str, Any]:
     return run_json("calibration")
 
 
-def figures(report: dict[str, Any], names: tuple[str, ...] = ("ece", "ece_mass", "smooth_ece", "brier", "auroc")) -> pd.DataFrame:
+def figures(
+    report: dict[str, Any], names: tuple[str, ...] = ("ece", "ece_mass", "smooth_ece", "brier", "auroc")
+) -> pd.DataFrame:
     """A row per figure of a report's dictionary: figure, value, low, high (95 %), null_low, null_high, n, n_groups."""
     rows = []
     for name in names:
@@ -188,15 +211,19 @@ def question_rows(found: dict[str, Any]) -> dict[str, pd.DataFrame]:
     for each in found.get("questions") or []:
         rows = each.get("choices")
         if isinstance(rows, dict) and {"confidence", "right"} <= set(rows):
-            kept[str(each["format"])] = pd.DataFrame({name: rows[name] for name in ("confidence", "right", "group") if name in rows})
+            kept[str(each["format"])] = pd.DataFrame(
+                {name: rows[name] for name in ("confidence", "right", "group") if name in rows}
+            )
     return kept
 
 
 @st.cache_data(**KEPT)
 def reliability(rows: pd.DataFrame, by: str, n_bins: int) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(smooth curve, bins) of rows with `confidence` and `right`, and `group` where rows belong together."""
+    from interp.calibration.curve import reliability_bins, reliability_curve  # torch comes with it
+
     p, y = rows["confidence"], rows["right"].astype(int)
-    groups = rows["group"] if "group" in rows else None
+    groups = rows.get("group")
     return reliability_curve(p, y, groups=groups), reliability_bins(p, y, n_bins, by)
 
 
@@ -237,6 +264,8 @@ print(rows.report({temperature!r}).verdict)
 @st.cache_data(**KEPT)
 def at_temperature(fingerprint: str, temperature: float) -> tuple[pd.DataFrame, dict[str, Any]]:
     """(bins with `state` "T = 1" and the chosen T, report at T as a dictionary) of what `read_temperatures` made."""
+    from interp.calibration.curve import reliability_bins
+
     found = shelf().get((fingerprint, "temperatures", CORPUS))
     if found is None:
         raise ValueError("the temperatures are no longer at hand: read them again")
@@ -244,6 +273,3 @@ def at_temperature(fingerprint: str, temperature: float) -> tuple[pd.DataFrame, 
     states = dict.fromkeys((1.0, temperature))
     bins = [reliability_bins(found.p_at(each), found.right).assign(state=f"T = {each:.2f}") for each in states]
     return pd.concat(bins, ignore_index=True), report.to_dict()
-
-
-Progress = Callable[[int, int], object]

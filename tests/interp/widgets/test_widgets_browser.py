@@ -52,10 +52,11 @@ def weights() -> np.ndarray:
 def test_the_matrix_tells_the_true_value_and_keys_move(page: Any, tmp_path: Path) -> None:
     page.goto(attention_view(weights(), TOKENS, head=1).save(tmp_path / "a.html").as_uri())
     box = page.locator("canvas").bounding_box()
-    cell = box["width"] / len(TOKENS)
-    page.mouse.move(box["x"] + 2.5 * cell, box["y"] + 6.5 * cell)
+    gap = 78  # room for the names of the tokens
+    cell = (box["width"] - gap) / len(TOKENS)
+    page.mouse.move(box["x"] + gap + 2.5 * cell, box["y"] + gap + 6.5 * cell)
     assert f"{float(f'{weights()[1, 6, 2]:.3g}'):g}" in page.locator(".status").text_content()
-    page.mouse.move(box["x"] + 6.5 * cell, box["y"] + 2.5 * cell)
+    page.mouse.move(box["x"] + gap + 6.5 * cell, box["y"] + gap + 2.5 * cell)
     assert page.locator(".status").text_content().endswith("masked")
     page.locator("canvas").focus()
     page.keyboard.press("ArrowDown")
@@ -63,7 +64,7 @@ def test_the_matrix_tells_the_true_value_and_keys_move(page: Any, tmp_path: Path
     page.keyboard.press("Shift+ArrowRight")
     assert page.locator('.head[aria-pressed="true"]').text_content() == "head 2"
     page.locator("input").first.check()
-    page.mouse.move(box["x"] + 2.5 * cell, box["y"] + 6.6 * cell)
+    page.mouse.move(box["x"] + gap + 2.5 * cell, box["y"] + gap + 6.6 * cell)
     rest = weights()[2, 6].astype(float)
     assert f"{float(f'{rest[2] / rest[1:].sum():.3g}'):g}" in page.locator(".status").text_content()
 
