@@ -78,13 +78,14 @@ def timed(test: Any) -> tuple[float, float]:
         sizes.append(sum(message.ByteSize() for message in found))
         return found
 
-    local_script_runner.LocalScriptRunner.forward_msgs = counted
+    vars_of: Any = local_script_runner.LocalScriptRunner
+    vars_of.forward_msgs = counted
     try:
         start = time.perf_counter()
         test.run()
         seconds = time.perf_counter() - start
     finally:
-        local_script_runner.LocalScriptRunner.forward_msgs = own
+        vars_of.forward_msgs = own
     if test.exception:
         raise SystemExit(f"a page failed: {test.exception[0].value}")
     return seconds, max(sizes, default=0) / 2**20

@@ -76,8 +76,10 @@ from .dataset import write_dataset as write_dataset
 from .demo import load_demo_spec as load_demo_spec
 from .demo import run_demo as run_demo
 from .diff import ModelDiff as ModelDiff
+from .diff import PromptDiff as PromptDiff
 from .diff import load_model_diff as load_model_diff
 from .diff import model_diff as model_diff
+from .diff import prompt_diff as prompt_diff
 from .engine import RayEngine as RayEngine
 from .engine import run_tasks as run_tasks
 from .heads import Composition as Composition

@@ -10,7 +10,7 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), flags=r
 
 
 def test_there_are_snippets() -> None:
-    assert len(SNIPPETS) == 28
+    assert len(SNIPPETS) == 29
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ from interp.bootstrap import wilson_interval
 from interp.calibration.checked import group_codes, group_weights, probabilities, same_rows, zero_one
 from interp.calibration.figures import BIN_COLUMNS, Figures, equal_mass_bins
 
-NARROWEST = 0.02
-"""Least bandwidth that is taken by itself: below it a curve follows single rows."""
+NARROWEST, WIDEST = 0.02, 0.1
+"""Bandwidths between which that of smooth ECE is taken: below, a curve follows single rows; above, it has no shape left."""
 WAYS = ("width", "mass")
 
 
@@ -66,7 +66,7 @@ def reliability_curve(
     Args:
         p: [n] probabilities.
         y: [n] 0/1.
-        sigma: bandwidth in units of p; None for that of smooth ECE, at least 0.02.
+        sigma: bandwidth in units of p; None for that of smooth ECE, within 0.02 to 0.1.
         groups: [n] which rows belong together; the bootstrap then draws groups.
         n_points: places on 0 .. 1.
         n_boot: bootstrap draws for the pointwise 95 % band; 0 for none.
@@ -74,8 +74,8 @@ def reliability_curve(
 
     Returns:
         p (the place), observed (share of y = 1 there), density (of the rows' p, integrates to 1), low and high where there
-        are draws. observed, low and high are NaN where less than one row is near (the kernel's weights at the place, of which
-        a row right there has 1, sum to less).
+        are draws. observed, low and high are NaN outside the rows' own p, and where less than one row is near (the
+        kernel's weights at the place, of which a row right there has 1, sum to less).
 
     Raises:
         ValueError: as `calibration_report`; a bandwidth that is not above 0, under 2 places.
@@ -84,7 +84,7 @@ def reliability_curve(
     same_rows(p=p, y=y, groups=groups)
     codes = group_codes(groups, len(stated))
     if sigma is None:
-        sigma = max(NARROWEST, Figures.of(stated, outcomes, 1).point()["smooth_ece"])
+        sigma = min(WIDEST, max(NARROWEST, Figures.of(stated, outcomes, 1).point()["smooth_ece"]))
     if not 0 < sigma < np.inf or n_points < 2 or n_boot < 0:
         raise ValueError(
             f"sigma must be above 0, n_points 2 or more and n_boot 0 or more, got {(sigma, n_points, n_boot)}"
@@ -92,6 +92,8 @@ def reliability_curve(
     at = np.linspace(0.0, 1.0, n_points)
     weights, residual = _kernel(stated, at, float(sigma)), outcomes - stated
     near = weights.sum(0) * float(sigma) * np.sqrt(2 * np.pi) >= 1
+    half = 0.5 / (n_points - 1)  # the place nearest to the first row and that nearest to the last are inside
+    near &= (at >= stated.min() - half) & (at <= stated.max() + half)
     frame = pd.DataFrame(
         {"p": at, "observed": _curve(weights.sum(0), residual @ weights, at), "density": weights.mean(0)}
     )

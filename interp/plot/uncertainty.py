@@ -108,7 +108,7 @@ def signal_ranking(frame: pd.DataFrame) -> alt.LayerChart:
     kinds = [kind for kind in _KINDS if kind in set(table.loc[known, "kind"])]
     low = float(np.nanmin([0.4, *table["auroc"], *table.get("low", [])]))
     start = math.floor(low * 10) / 10
-    side = alt.Axis(labelLimit=190, ticks=False, domain=False)
+    side = alt.Axis(labelLimit=190, ticks=False, domain=False, labelOverlap=False)
     y = alt.Y("name:N", sort=table["name"].tolist(), title=None, axis=side)
     legend = alt.Legend(orient="top", symbolOpacity=1, labelLimit=200) if len(kinds) > 1 else None
     tint = alt.Color("kind:N", title=None, legend=legend).scale(domain=kinds, range=[_KINDS[kind] for kind in kinds])
@@ -142,7 +142,7 @@ def entropy_map(frame: pd.DataFrame, value: str = "entropy", *, selected: int | 
         frame: a row per layer (-1 is the embedding) and token of one text: `layer`, `pos`, `token` and the value, nats from 0
             on; a lens' frame has them. NaN is left open.
         value: column that is drawn.
-        selected: position whose label is bold and orange.
+        selected: position whose label is bold.
 
     Raises:
         ValueError: a missing column, two rows for one cell, or more than 5,000 cells.
@@ -160,7 +160,6 @@ def entropy_map(frame: pd.DataFrame, value: str = "entropy", *, selected: int | 
     n, layers = len(names), len(set(table["layer"]))
     test = "false" if selected is None else f"indexof(datum.label, '{int(selected)}:') === 0"
     weight = alt.condition(test, alt.value("bold"), alt.value("normal"))
-    tint = alt.condition(test, alt.value(ORANGE), alt.value(GREY))
     down = alt.Axis(
         labelAngle=-90,
         labelFont=MONO,
@@ -168,7 +167,6 @@ def entropy_map(frame: pd.DataFrame, value: str = "entropy", *, selected: int | 
         ticks=False,
         domain=False,
         labelFontWeight=weight,
-        labelColor=tint,
     )
     up = alt.Axis(ticks=False, domain=False, labelOverlap=True, labelExpr="datum.value < 0 ? 'embed' : datum.label")
     tips = [alt.Tooltip("column:N", title="token"), alt.Tooltip("layer:O")]
@@ -286,7 +284,7 @@ def format_accuracies(frame: pd.DataFrame) -> alt.LayerChart:
     tint = {"told from chance": BLUE, "not informative": GREY}
     legend = alt.Legend(orient="top", symbolOpacity=1) if len(kinds) > 1 else None
     colour = alt.Color("kind:N", title=None, legend=legend).scale(domain=kinds, range=[tint[kind] for kind in kinds])
-    side = alt.Axis(labelLimit=190, ticks=False, domain=False)
+    side = alt.Axis(labelLimit=190, ticks=False, domain=False, labelOverlap=False)
     tips = [
         alt.Tooltip("name:N", title="asked"),
         *[alt.Tooltip(f"{c}:Q", format=".3f") for c in table if c not in ("n", "name", "kind")],

@@ -137,6 +137,7 @@ def test_the_strip_works_with_mouse_and_keyboard_and_follows_to_other_pages(
 ) -> None:
     seen = visit(f"{app}/").settle()
     chips = seen.page.locator(".chip")
+    chips.first.wait_for()  # the strip draws itself after the page has settled
     assert chips.count() == 11
     chips.nth(4).hover()
     assert "4: ·Tower" in seen.page.inner_text(".tip")
@@ -180,7 +181,7 @@ def test_a_trajectory_is_pinned(app: str, visit: Callable[[str], Visit]) -> None
     seen.page.get_by_role("option").filter(has_text="Tower").click()
     seen.settle()
     assert "pins=" in seen.page.url
-    assert seen.page.locator(".st-key-card_trajectories").get_by_text("4: ·Tower").count() >= 1
+    assert seen.page.locator(".st-key-card_lens_trajectory").get_by_text("4: ·Tower").count() >= 1
     seen.clean()
 
 
@@ -199,11 +200,12 @@ def test_a_figure_is_exported(app: str, visit: Callable[[str], Visit], tmp_path:
     seen.clean()
 
 
-def test_two_sessions_at_once_get_their_own_answers(app: str, visit: Callable[[str], Visit]) -> None:
-    prompts = ["first", "second one"]
+def test_four_sessions_at_once_get_their_own_answers(app: str, visit: Callable[[str], Visit]) -> None:
+    prompts = ["first", "second one", "a third", "fourth"]
     seen = [visit(f"{app}/lens?prompt={prompt.replace(' ', '+')}") for prompt in prompts]
     for each, prompt in zip(seen, prompts):
         each.settle()
+        each.page.locator(".chip").first.wait_for()  # the strip draws itself after the page has settled
         assert "".join(each.page.locator(".chip").all_inner_texts()) == prompt.replace(" ", "·")
         each.clean()
 

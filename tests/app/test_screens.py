@@ -30,6 +30,8 @@ FOREIGN = {
     "scrollable-region-focusable": "stDataFrame",
     # Vega gives each group of marks a role, and a name only where its marks have tooltips; the numbers stand in the CSV.
     "svg-img-alt": "role-mark",
+    # Streamlit writes the chosen values of a list in white on the primary colour, which as text must stand out on black.
+    "color-contrast": "<span title=",
 }
 """What axe says of parts that are not ours: rule -> part of the element."""
 

@@ -57,12 +57,14 @@ def test_the_scan_finds_what_it_looks_for() -> None:
     assert re.search(ADDRESS, "import 'https://cdn.example/x.js'")
 
 
-def test_nothing_is_uploaded() -> None:
-    """Files are chosen by key from the workspace; an upload would need checks of its own."""
-    for file in sources(".py"):
-        assert not re.search(
-            r"file_uploader|chat_input\(.*accept_file|camera_input|audio_input", file.read_text("utf-8")
-        ), file
+def test_only_one_table_is_uploaded_and_it_never_reaches_the_disk() -> None:
+    """Files are chosen by key from the workspace; the one upload is judged in memory, by a reader with limits of its own."""
+    pattern = r"file_uploader|chat_input\(.*accept_file|camera_input|audio_input"
+    found = {file.name for file in sources(".py") if re.search(pattern, file.read_text("utf-8"))}
+    assert found == {"uncertainty_file.py"}
+    for name in ("panels", "services"):
+        text = (ROOT / "app" / "ui" / name / "uncertainty_file.py").read_text("utf-8")
+        assert not re.search(r"open\(|write_|tempfile|\.save\(|to_csv\((?!\))|Path\(", text), name
 
 
 def test_the_configuration_that_ships_is_safe() -> None:

@@ -129,8 +129,12 @@ def _table(name: str, whole: pd.DataFrame, code: Code, kind: str) -> None:
             for each in shown
             if pd.api.types.is_float_dtype(shown[each])
         }
+
+        def table() -> None:
+            st.dataframe(text.readable(text.map_texts(shown, _short)), hide_index=True, column_config=numbers)
+
         card.widget(
-            lambda: st.dataframe(text.readable(text.map_texts(shown, _short)), hide_index=True, column_config=numbers),
+            table,
             whole,
             code=code(f"table = report.tables[{name!r}]"),
             caption=f"{len(whole):,} rows" if len(shown) == len(whole) else f"{len(shown):,} of {len(whole):,} rows",
@@ -172,9 +176,13 @@ def _questions(found: Any, code: Code) -> None:
 def _task_card(found: Any, name: str, title: str, chart: alt.LayerChart | plot.Chart, task: str, code: Code) -> None:
     table = found.tables["signals" if name == "signals" else "curves"]
     function = "ranking" if name == "signals" else "risks"
+    # The ranking has its numbers in a column beside the scale, which stretching would run over.
+    width = "content" if name == "signals" else "stretch"
     more = f"from interp.behavior.questions import page\n\nchart = page.{function}(report, {task!r})"
     with figure.card(f"behavior_{name}", title, ABOUT[name]) as card:
-        card.chart(chart, table.loc[table["task"] == task], code=code(more), caption=f"Task: {text.plain(task)}")
+        card.chart(
+            chart, table.loc[table["task"] == task], code=code(more), caption=f"Task: {text.plain(task)}", width=width
+        )
 
 
 def _inside(found: Any) -> None:

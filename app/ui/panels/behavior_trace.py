@@ -13,8 +13,12 @@ def show() -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         answer = st.text_input("Answer (the model's own if empty)", key="behavior_answer", max_chars=200, width=260)
         against = st.text_input("Against another answer", key="behavior_against", max_chars=200, width=220)
+        subject = st.text_input(
+            "Subject", key="behavior_subject", max_chars=200, width=180,
+            help="Words of the prompt; the share of attention to them is told.",
+        )  # fmt: skip
         most = st.slider("Most tokens", 1, behavior.MOST_ANSWER, 8, key="behavior_most", bind="query-params", width=180)
-    asked = TraceAsked(state.prompt(), answer or None, against or None, None, int(most))
+    asked = TraceAsked(state.prompt(), answer or None, against or None, subject or None, int(most))
     pressed = st.button("Trace the answer", key="behavior_run", icon=":material/timeline:")
     if pressed:
         with states.busy("Tracing the answer"):

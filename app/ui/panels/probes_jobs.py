@@ -1,7 +1,9 @@
 """Panels of what probe jobs left: figures by layer, transfer, scores and threshold, mistakes."""
 
 import math
+from collections.abc import Iterable
 
+import numpy as np
 import pandas as pd
 import streamlit as st
 
@@ -74,8 +76,8 @@ def transfer() -> None:
         )  # fmt: skip
         entry = by_key.get(str(key), offered[0])
         table = found_probes.matrices(entry.key)
-        by = one_of("Sets by", table["by"], "probes_by")
-        kind = one_of("Kind", table["kind"], "probes_kind")
+        by = one_of("Sets by", table["by"].tolist(), "probes_by")
+        kind = one_of("Kind", table["kind"].tolist(), "probes_kind")
     cells = table.loc[(table["by"] == by) & (table["kind"] == kind)]
     what = "Each probe is trained on the set at the left and judged on unseen groups of the one above. Dashed: not told from 1/2."
     with figure.card("probes_transfer", "Transfer", what) as card:
@@ -89,7 +91,7 @@ def transfer() -> None:
         )  # fmt: skip
 
 
-def one_of(label: str, values: pd.Series, key: str) -> str:
+def one_of(label: str, values: Iterable[object], key: str) -> str:
     """A box of the values of a column."""
     names = [str(each) for each in dict.fromkeys(values)]
     taken = st.selectbox(label, names, format_func=printable, key=key, width=200)
@@ -116,7 +118,7 @@ def predictions() -> tuple[library.Entry, pd.DataFrame] | None:
             table = None
         else:
             table = found_probes.found(entry.key).predictions
-            kind = one_of("Kind", table["kind"], "probes_scores_kind")
+            kind = one_of("Kind", table["kind"].tolist(), "probes_scores_kind")
             table = table.loc[table["kind"] == kind].reset_index(drop=True)
     if entry is None or table is None:
         nothing_to_show("No probe job yet", "A probe job keeps its held-out predictions, one for each text.")
@@ -131,7 +133,7 @@ def scores() -> None:
         return
     entry, table = held
     own = st.toggle("Each fold's own threshold", True, key="probes_own", help="The one that the training part chose.")
-    middle = float(table["threshold"].median())
+    middle = float(np.median(table["threshold"].tolist()))
     taken = st.slider("Threshold", 0.0, 1.0, round(middle, 2), 0.01, key="probes_threshold", disabled=own, width=420)
     threshold = None if own else float(taken)
     counts = found_probes.confusion(table, threshold)

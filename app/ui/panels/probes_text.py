@@ -53,7 +53,7 @@ def _strip(own: pd.DataFrame, pos: int, code: str) -> None:
     )
     with figure.card("probes_tokens", "Token scan", what) as card:
         track = Track("probability", "P(true) by the probe", "", low=0.0, high=1.0, mid=limit)
-        read = int(own["probability"].notna().sum())
+        read = sum(value == value for value in own["probability"].tolist())
         card.widget(
             lambda: token_strip(own, [track], selected=pos, on_pick=state.choose_position, key="probes_strip"),
             own,
@@ -71,7 +71,7 @@ def _strip(own: pd.DataFrame, pos: int, code: str) -> None:
 
 
 def _map(table: pd.DataFrame, pos: int, code: str) -> None:
-    n = int(table["pos"].max()) + 1
+    n = max(table["pos"].tolist()) + 1
     seen = state.window(n, pos)
     shown = table.loc[table["pos"].isin(seen)]
     with figure.card(

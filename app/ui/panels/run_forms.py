@@ -143,9 +143,7 @@ def _behave() -> None:
 def _demo() -> None:
     name = st.text_input("Name", "demo-new", key="demo_name", max_chars=60, width=200)
     st.caption("Every analysis on the demo's model: about six minutes on two cores. It goes on where it was.")
-    start_button(
-        "Run the demo", kind="run", argv=jobs.demo_argv(name), title="The demo", key="demo_start"
-    )
+    start_button("Run the demo", kind="run", argv=jobs.demo_argv(name), title="The demo", key="demo_start")
 
 
 FORMS: dict[str, Callable[[], None]] = {

@@ -123,7 +123,7 @@ def _strips(pair: steering.Pair) -> None:
             if part.empty:
                 st.caption("It ends at once: the first token is the end of the text.")
                 continue
-            tracks = [track for track in TRACKS if track.column in part and part[track.column].notna().any()]
+            tracks = [track for track in TRACKS if track.column in part and any(part[track.column].notna().tolist())]
             at = -1 if pair.first is None else pair.first
             token_strip(part, tracks, selected=at, on_pick=lambda pos: None, key=f"steering_{name.lower()}")  # noqa: ARG005
             with st.expander("As text"):

@@ -130,7 +130,7 @@ def strengths() -> None:
         card.chart(
             plot.strength_map(table, bound=bound, selected=selected), table, width="content",
             code=f"{load}found.plot({'' if bound is None else f'bound={bound:g}'})\n",
-            caption=f"{text.plain(entry.title)}, n = {int(table['n'].max()):,} pairs{note}",
+            caption=f"{text.plain(entry.title)}, n = {max(table['n'].tolist()):,} pairs{note}",
         )  # fmt: skip
 
 

@@ -12,7 +12,8 @@ import interp
 from interp.plot import Chart
 from ui import library
 from ui.services.kept import shelf
-from ui.services.live import checked, engine, in_memory, model_name, token_ids
+from ui.services.live import checked, engine, in_memory, is_of_the_model, model_name, token_ids
+from ui.services.runs import run
 
 MOST_TRACE_TOKENS = 256
 """Longest prompt whose answer a page traces."""
@@ -64,11 +65,12 @@ def listed() -> pd.DataFrame:
 
 
 def whose(fingerprint: str | None) -> str:
-    """Whether a report is of the model that pages use; no model is loaded to say so."""
+    """Whether a report is of the model that pages use, by what is in memory or what the run says; none is loaded for it."""
     if not fingerprint:
         return "not said"
-    live = in_memory().get(model_name())
-    return "not loaded" if live is None else "this one" if live.fingerprint == fingerprint else "another model"
+    live, opened = in_memory().get(model_name()), run()
+    own = live.fingerprint if live else opened.model.get("fingerprint") if opened and is_of_the_model(opened) else None
+    return "not loaded" if own is None else "this one" if own == fingerprint else "another model"
 
 
 def report(key: str) -> Any:

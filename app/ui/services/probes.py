@@ -194,17 +194,19 @@ def _scan(fingerprint: str, ids: tuple[int, ...], paths: tuple[tuple[str, str, i
         table = interp.score_tokens(model, probes, list(ids)).rename(columns={"position": "pos"})
     layers = {name: site_names.layer_of(each.site) if each.site else None for name, each in probes.items()}
     limits = {name: float(each.threshold) for name, each in probes.items()}
-    p = table["probability"].where(table["ordinary"]).astype(float)
+    names = table["probe"].tolist()
     table = table.assign(
-        probability=p, layer=table["probe"].map(layers), threshold=table["probe"].map(limits).astype(float)
+        probability=np.where(table["ordinary"], table["probability"], np.nan),
+        layer=[layers[name] for name in names],
+        threshold=[limits[name] for name in names],
     )
-    table["logit"] = _logit(p) - _logit(table["threshold"])
+    table["logit"] = _logit(table["probability"].to_numpy()) - _logit(table["threshold"].to_numpy())
     return table.loc[:, ["pos", "token", "probe", "layer", "probability", "threshold", "logit", "ordinary"]]
 
 
-def _logit(p: pd.Series) -> pd.Series:
-    held = p.clip(1e-9, 1 - 1e-9)
-    return pd.Series(np.log(held / (1 - held)), index=p.index)
+def _logit(p: np.ndarray) -> np.ndarray:
+    held = np.clip(p.astype(float), 1e-9, 1 - 1e-9)
+    return np.log(held / (1 - held))
 
 
 @st.cache_data(**KEPT)
