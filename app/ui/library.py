@@ -40,6 +40,8 @@ MARKERS = {"demo.json": "run", "store.json": "store"}
 """Files that make a folder an entry whatever they hold."""
 FOLDER_FILES = frozenset({"report.json", "transfer.json", "card.json"})
 """Files whose folder is the entry."""
+OF_A_MODEL = frozenset({"probe", "steering vector", "steering vectors", "sae", "head vectors"})
+"""Kinds that mean something for one model alone."""
 BESIDE = frozenset({"job.json", "status.json", "spec.json", "config.json", "tokenizer.json"})
 """JSON files that are parts of other things."""
 
@@ -120,12 +122,19 @@ def pick(kinds: str | Sequence[str], label: str, key: str, *, model: str | None 
     shown = st.selectbox(
         label,
         list(by_key),
-        format_func=lambda name: printable(by_key[name].title) + ("" if fits[name] else " (another model)"),
+        format_func=lambda name: printable(by_key[name].title) + _note(by_key[name], fits=fits[name]),
         key=key,
         bind="query-params",
         width=360,
     )
     return by_key.get(str(shown), next(iter(by_key.values())))
+
+
+def _note(entry: Entry, *, fits: bool) -> str:
+    """What a reader must know of an entry's model before using it."""
+    if not fits:
+        return " (another model)"
+    return " (of which model is not said)" if entry.model is None and entry.kind in OF_A_MODEL else ""
 
 
 # ------------------------------------------------------------------------------------------------------- what is there

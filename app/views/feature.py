@@ -45,7 +45,7 @@ def render() -> None:
             feature_parts.neighbours(found)
         with right:
             with states.guard("Its activations cannot be shown"):
-                feature_parts.activations(found)
+                feature_parts.activations(entry.key, number, found)
             with states.guard("Its examples cannot be shown"):
                 feature_parts.examples(entry, number, found)
         with states.guard("Your text cannot be read"):

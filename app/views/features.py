@@ -14,13 +14,6 @@ Four ways to a latent. **Prompt**: what fires on your prompt; position 0 and spe
 **Token**: what reads a token, or raises or lowers it. **Label**: words of the labels. **Direction**: which latents point
 along a probe or a steering vector; p says how often a random direction comes as close to any latent.
 """
-CODE = """
-import interp
-
-model, sae = interp.load("MODEL"), interp.load_sae("sae.safetensors")
-features = interp.load_sae_features("FEATURES FOLDER")
-{call}
-"""
 LEAST = 0.0001
 """Density below which the search by token hides latents at first: nearly dead ones have a single token and rank first."""
 
@@ -59,7 +52,7 @@ def by_token(key: str) -> tuple[pd.DataFrame, str, str]:
 def by_label(key: str) -> tuple[pd.DataFrame, str, str]:
     typed = st.text_input("Words", "", key="features_words", bind="query-params", max_chars=100, width=320)
     code = f"""
-labels = interp.load_sae_labels("LABELS FOLDER").frame
+labels = interp.load_sae_labels({"runs/" + saes.labels_key(key)!r}).frame
 print(labels[labels.label.str.contains({typed!r}, regex=False, case=False)])
 """
     return saes.by_label(key, typed), "in any case", code
@@ -103,7 +96,7 @@ def render() -> None:
                 return
             picked = card.table(
                 found,
-                code=CODE.format(call=call),
+                code=saes.load_code(entry.key, model=True, features=True) + call,
                 caption=f"n = {len(found)}, {note}",
                 columns=sae_parts.COLUMNS,
                 on_select="rerun",

@@ -16,21 +16,6 @@ are active for a token. **Dead** latents fire on none of the rows that were meas
 The list has every SAE of the workspace. Figures come from a report in its own folder. A report does not name its SAE, so beside
 several SAEs it is left out.
 """
-FRONTIER_CODE = """
-from interp import plot
-import pandas as pd, interp
-
-report = interp.load_sae_report("report.json")  # of interp sae evaluate --out
-frame = pd.DataFrame([{"name": "my SAE", "l0": report.l0, "fvu": report.fvu}])
-print(plot.sae_frontier(frame).to_dict())
-"""
-DENSITY_CODE = """
-import interp
-from interp import plot
-
-features = interp.load_sae_features("FEATURES FOLDER")
-print(plot.latent_densities(features.latents["density"], dense=0.01).to_dict())
-"""
 
 
 def listing() -> None:
@@ -59,7 +44,14 @@ print(interp.load_sae("runs/demo/sae.safetensors").card)
         what = "Unexplained variance against active latents. Low and left is better. Only SAEs of one site compare."
         with figure.card("sae_frontier", "Error against sparsity", what) as card:
             frontier = known.rename(columns={"sae": "name"})
-            card.chart(plot.sae_frontier(frontier), frontier, code=FRONTIER_CODE, caption=f"n = {len(known)} SAEs")
+            rows = frontier.loc[:, ["name", "l0", "fvu"]].to_dict("records")
+            code = f"""
+import pandas as pd
+from interp import plot
+
+plot.sae_frontier(pd.DataFrame({rows!r}))
+"""
+            card.chart(plot.sae_frontier(frontier), frontier, code=code, caption=f"n = {len(known)} SAEs")
 
 
 def of_one(entry: library.Entry) -> None:
@@ -80,7 +72,9 @@ def of_one(entry: library.Entry) -> None:
     with figure.card("sae_density", "How often latents fire", what) as card:
         data = pd.DataFrame({"latent": range(len(shares)), "density": shares})
         chart = plot.latent_densities(shares, dense=saes.DENSE)
-        card.chart(chart, data, code=DENSITY_CODE, caption=f"n = {len(shares):,} latents")
+        code = saes.load_code(entry.key, features=True)
+        code += f'interp.plot.latent_densities(features.latents["density"].fillna(0).tolist(), dense={saes.DENSE})'
+        card.chart(chart, data, code=code, caption=f"n = {len(shares):,} latents")
 
 
 def render() -> None:

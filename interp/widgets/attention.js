@@ -34,7 +34,8 @@ export default function ({ parentElement, data, setTriggerValue }) {
     make(label, "span", "", text);
     box.onchange = () => { change(box.checked); load(); };
   };
-  toggle("drop position 0 and renormalise", drop, (on) => (drop = on));
+  // In the app a switch of the page does it, so that exports and the address follow.
+  if (data.page) toggle("drop position 0 and renormalise", drop, (on) => (drop = on));
   toggle("log opacity", log, (on) => (log = on));
   make(bar, "span", "quiet", `colour: 0 to ${data.end}`);
 

@@ -51,6 +51,22 @@ def test_the_view_holds_the_models_attention(open_page: Open, model: HookedTrans
     assert view.to_png().startswith(b"\x89PNG")
 
 
+def test_without_position_0_the_exports_follow(open_page: Open, model: HookedTransformer) -> None:
+    where = {"layer": "1", "head": "2", "no_sink": "true"}
+    page = fine(open_page("attention", run=None, model=model, prompt="abcabd", query=where))
+    assert page.toggle(key="no_sink").value
+    assert "drop_sink=True" in words(page)
+    tokens, _ = services.tokens("abcabd")
+    view, _ = head_attention.seen("abcabd", tokens, 1, 2, moved=False, drop=True)
+    edges = view.edges()
+    assert (edges["key"] > 0).all()
+    _, cache = model.run_with_cache("abcabd", sites="pattern:1")
+    rest = cache["pattern:1"][0, 2].detach().numpy()[:, 1:].astype(float)
+    for row in edges.to_dict("records"):
+        line = rest[row["query"]]
+        assert row["weight"] == pytest.approx(line[row["key"] - 1] / line.sum(), rel=1e-5)
+
+
 def test_shares_of_what_is_moved_sum_to_one(open_page: Open, model: HookedTransformer) -> None:
     where = {"layer": "1", "head": "2", "attention_weight": "Share of what is moved"}
     fine(open_page("attention", run=None, model=model, prompt="abcabd", query=where))
@@ -62,8 +78,8 @@ def test_shares_of_what_is_moved_sum_to_one(open_page: Open, model: HookedTransf
 
 
 def test_a_long_prompt_keeps_three_digits_and_nobody_can_write(open_page: Open, model: HookedTransformer) -> None:
-    longer = tiny_model(n_layers=2, n_heads=4, n_ctx=1024)
-    prompt = "abcdefgh" * 80
+    longer = tiny_model(n_layers=2, n_heads=4, n_ctx=600)
+    prompt = "abcdefgh" * 65
     fine(open_page("attention", run=None, model=longer, prompt=prompt))
     held = services.attention(prompt, 1)
     assert held.dtype == np.float16

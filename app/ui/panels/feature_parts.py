@@ -9,17 +9,9 @@ from ui import figure, library, state, states, text
 from ui.panels import sae_parts
 from ui.services import saes
 
-CODE = """
-import interp
-
-features = interp.load_sae_features("FEATURES FOLDER")
-print(features.latent({n}).{what})
-"""
 LOGITS_CODE = """
-import interp
 from interp.sae.features.effects import effects_on_logits, written_directions
 
-model, sae = interp.load("MODEL"), interp.load_sae("sae.safetensors")
 rows, _ = written_directions(sae, model, sae.targets[0])
 print(effects_on_logits(rows[{n}:{n} + 1], model)[0].topk(10))
 """
@@ -55,7 +47,7 @@ def effects(key: str, number: int) -> None:
     """Promoted and suppressed tokens, and all of them as a histogram."""
     with states.busy("Reading the decoder"):
         frame, edges, counts = saes.logits(key, number)
-    code = LOGITS_CODE.format(n=number)
+    code = saes.load_code(key, model=True) + LOGITS_CODE.format(n=number)
     what = (
         "What the decoder row adds to each token's logit by the direct path: promoted in blue, suppressed in vermilion."
     )
@@ -67,7 +59,7 @@ def effects(key: str, number: int) -> None:
         card.chart(logit_histogram(edges, counts), table, code=code, caption=f"n = {sum(counts):,} tokens")
 
 
-def activations(found: saes.Latent) -> None:
+def activations(key: str, number: int, found: saes.Latent) -> None:
     """Histogram of its activations over the store."""
     if not found.counts:
         return
@@ -77,7 +69,7 @@ def activations(found: saes.Latent) -> None:
         card.chart(
             plot.latent_activations(found.edges, found.counts),
             table,
-            code=CODE.format(n=state.number("latent") or 0, what='row["histogram"]'),
+            code=saes.load_code(key, features=True) + f"print(features.latent({number}).row)",
             caption=f"n = {found.facts['n_rows']:,} tokens read",
         )
 
@@ -126,7 +118,8 @@ def examples(entry: library.Entry, number: int, found: saes.Latent) -> None:
         shown = table.loc[table["group"] == (groups[0] if group is None else group)]
         sae_parts.example_strips(shown, float(found.facts["max"]), "feature_example")
         with st.expander("As a table"):
-            code = CODE.format(n=number, what="contexts(before=8, after=8)")
+            code = saes.load_code(entry.key, features=True)
+            code += f"print(features.latent({number}).contexts(before=8, after=8))"
             n = shown["rank"].nunique()
             card.table(shown, code=code, caption=f"{min(n, sae_parts.STRIPS)} of {n} windows drawn")
 
@@ -145,8 +138,8 @@ def own_text(key: str, number: int, found: saes.Latent) -> None:
         with st.expander("As a table"):
             card.table(
                 table,
-                code=f'import interp\n\nmodel, sae = interp.load("MODEL"), interp.load_sae("sae.safetensors")\n'
-                f"hits = interp.search_by_prompt(sae, model, {typed!r}, n=sae.n_latents, per_token=True)\n"
+                code=saes.load_code(key, model=True)
+                + f"hits = interp.search_by_prompt(sae, model, {typed!r}, n=sae.n_latents, per_token=True)\n"
                 f'print(hits.loc[hits["latent"] == {number}])',
                 caption=f"{said}; {len(table) - table['value'].count()} of {len(table)} tokens not read",
             )

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+import streamlit as st
 
 from interp.widgets import AttentionView, attention_view
 from ui import controls, figure, frame, services, state, states
@@ -33,14 +34,16 @@ def attention_card(tokens: pd.DataFrame, layer: int, head: int) -> None:
         figure.card("attention", f"Attention of layer {layer}, head {head}", WHAT) as card,
         states.guard("The attention cannot be shown"),
     ):
-        moved = controls.choice("Weight", WEIGHTS, "attention_weight", visibility="collapsed") == "moved"
+        with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+            moved = controls.choice("Weight", WEIGHTS, "attention_weight", visibility="collapsed") == "moved"
+            drop = st.toggle("Drop position 0 and renormalise", key="no_sink", bind="query-params")
         with states.busy("Computing the attention"):
-            view, sink = seen(state.prompt(), tokens, layer, head, moved=moved)
+            view, sink = seen(state.prompt(), tokens, layer, head, moved=moved, drop=drop)
         what = "share of what is moved" if moved else "attention"
         card.widget(
             lambda: attention_canvas(view, key="attention_canvas", on_pick=_picked(layer)),
             view.edges(),
-            code=_code(layer, head, moved=moved),
+            code=_code(layer, head, moved=moved, drop=drop),
             caption=(
                 f"{len(tokens):,} tokens; position 0 takes {sink:.0%} of the {what} of this head · {frame.stamp()}"
             ),
@@ -48,7 +51,9 @@ def attention_card(tokens: pd.DataFrame, layer: int, head: int) -> None:
         )
 
 
-def seen(prompt: str, tokens: pd.DataFrame, layer: int, head: int, *, moved: bool) -> tuple[AttentionView, float]:
+def seen(
+    prompt: str, tokens: pd.DataFrame, layer: int, head: int, *, moved: bool, drop: bool = False
+) -> tuple[AttentionView, float]:
     """The view, and the mean share of position 0 over the other queries of the head."""
     ask = services.value_weighted if moved else services.attention
     weights = ask(prompt, layer)
@@ -59,7 +64,7 @@ def seen(prompt: str, tokens: pd.DataFrame, layer: int, head: int, *, moved: boo
     own = weights[head].astype(np.float32)
     sink = float(own[1:, 0].mean()) if len(own) > 1 else 1.0
     labels = [str(token) for token in tokens["token"]]
-    return attention_view(weights, labels, layer=layer, head=head), sink
+    return attention_view(weights, labels, layer=layer, head=head, drop_sink=drop), sink
 
 
 def shares(weights: np.ndarray) -> np.ndarray:
@@ -76,13 +81,15 @@ def _picked(layer: int):
     return picked
 
 
-def _code(layer: int, head: int, *, moved: bool) -> str:
+def _code(layer: int, head: int, *, moved: bool, drop: bool) -> str:
     prompt, model = state.prompt(), services.model_name()
-    made = (
-        f"weights = interp.value_weighted_attention(model, prompt, {layer})[0]\nweights = weights / weights.sum(-1, keepdim=True)"
-        if moved
-        else f'_, cache = model.run_with_cache(prompt, sites="pattern:{layer}")\nweights = cache["pattern:{layer}"][0]'
-    )
+    if moved:
+        made = f"weights = interp.value_weighted_attention(model, prompt, {layer})[0]\n"
+        made += "weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)"
+    else:
+        made = (
+            f'_, cache = model.run_with_cache(prompt, sites="pattern:{layer}")\nweights = cache["pattern:{layer}"][0]'
+        )
     return f"""
 import interp
 from interp.widgets import attention_view
@@ -90,5 +97,5 @@ from interp.widgets import attention_view
 model, prompt = interp.load({model!r}), {prompt!r}
 {made}
 tokens = [view.display for view in model.tokenizer.views(model.tokenize(prompt).row(0))]
-attention_view(weights, tokens, layer={layer}, head={head})   # in a notebook; .save("attention.html") elsewhere
+attention_view(weights, tokens, layer={layer}, head={head}, drop_sink={drop})   # in a notebook; .save("attention.html") elsewhere
 """

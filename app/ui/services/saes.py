@@ -18,7 +18,7 @@ from interp.sae.features.effects import effects_on_logits, written_directions
 from interp.sae.labels.labelling import features_id
 from ui import library
 from ui.services import tints
-from ui.services.live import checked, engine, token_ids
+from ui.services.live import checked, engine, model_name, token_ids
 from ui.services.runs import KEPT
 
 DENSE = 0.01
@@ -126,6 +126,17 @@ def features_of(key: str) -> library.Entry | None:
     return next((e for e in library.entries("sae features") if _card(str(e.path), e.stamp).get("sae") == own), None)
 
 
+def labels_key(key: str) -> str:
+    """Key of the labels of this SAE's features; empty where there are none."""
+    found = features_of(key)
+    if found is None:
+        return ""
+    own = features_id(_features(str(found.path), found.stamp))
+    return next(
+        (e.key for e in library.entries("sae labels") if _card(str(e.path), e.stamp).get("features") == own), ""
+    )
+
+
 def labels_of(key: str) -> pd.DataFrame | None:
     """latent and label, of labels that were made from this SAE's features; None where there are none."""
     found = features_of(key)
@@ -158,6 +169,17 @@ def features_argv(key: str, store: library.Entry, model: str, name: str) -> list
     sae = str(library.entry(key, "sae").path)
     out = str(space.resolve() / name)
     return ["sae", "features", sae, "--store", str(store.path), "--model", model, "--out", out]
+
+
+def load_code(key: str, *, model: bool = False, features: bool = False) -> str:
+    """Python that loads an SAE of the workspace (as `runs/`), and the model and the features where they are asked for."""
+    lines = ["import interp", "", f"sae = interp.load_sae({'runs/' + key!r})"]
+    if model:
+        lines.append(f"model = interp.load({model_name()!r})")
+    found = features_of(key) if features else None
+    if found is not None:
+        lines.append(f"features = interp.load_sae_features({'runs/' + found.key!r})")
+    return "\n".join(lines) + "\n"
 
 
 def densities(key: str) -> list[float]:
