@@ -26,14 +26,15 @@ pytestmark = [
 ]
 FOREIGN = {
     # Streamlit's own table draws a grid on a canvas, whose mirror for screen readers has cells without rows.
-    "aria-required-children": "stDataFrame",
-    "scrollable-region-focusable": "stDataFrame",
+    "aria-required-children": ("stDataFrame",),
+    # Neither can be scrolled by keys, nor can Streamlit's own code block of a fixed height.
+    "scrollable-region-focusable": ("stDataFrame", "<pre class"),
     # Vega gives each group of marks a role, and a name only where its marks have tooltips; the numbers stand in the CSV.
-    "svg-img-alt": "role-mark",
+    "svg-img-alt": ("role-mark",),
     # Streamlit writes the chosen values of a list in white on the primary colour, which as text must stand out on black.
-    "color-contrast": "<span title=",
+    "color-contrast": ("<span title=",),
 }
-"""What axe says of parts that are not ours: rule -> part of the element."""
+"""What axe says of parts that are not ours: rule -> parts of the element."""
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def violations(seen: Visit) -> list[str]:
         f"{each['rule']}: {each['said'][:200]} {each['html'][:200]} ({each['at'][:120]})"
         for each in found
         if each["impact"] in SERIOUS
-        and not (each["rule"] in FOREIGN and FOREIGN[each["rule"]] in each["html"] + each["at"])
+        and not any(part in each["html"] + each["at"] for part in FOREIGN.get(each["rule"], ()))
     ]
 
 
