@@ -1,10 +1,7 @@
 """The pages of the app, in the order of the menu."""
 
-from pathlib import Path
-
 import streamlit as st
 
-_VIEWS = Path(__file__).parents[1] / "views"
 PAGES = {
     "Explore a prompt": [
         ("overview", "Overview", "dashboard"),
@@ -32,24 +29,19 @@ PAGES = {
 """Group -> pages as (file, title, icon); a page without an icon is reached from others and stays out of the menu."""
 
 
-def exists(name: str) -> bool:
-    """Whether the app has this page."""
-    return (_VIEWS / f"{name}.py").is_file()
-
-
 def menu() -> None:
     """Links to the pages, in groups."""
     for group, listed in PAGES.items():
         with st.container(gap="xxsmall"):
             st.caption(group)
             for name, title, icon in listed:
-                if icon and exists(name):
+                if icon:
                     st.page_link(f"views/{name}.py", label=title, icon=f":material/{icon}:")
 
 
 def navigation() -> dict[str, list[st.Page]]:
     """What `st.navigation` takes."""
-    return {group: [_page(*each) for each in listed if exists(each[0])] for group, listed in PAGES.items()}
+    return {group: [_page(*each) for each in listed] for group, listed in PAGES.items()}
 
 
 def _page(name: str, title: str, icon: str) -> st.Page:

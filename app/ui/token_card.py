@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from interp import plot
-from ui import controls, library, pages, state, states, text
+from ui import controls, library, state, states, text
 from ui.services import forks, tints
 from ui.strip import Track
 
@@ -55,8 +55,7 @@ def token_card(tokens: pd.DataFrame, pos: int) -> tuple[Track, list[float]] | No
                 help="Keep this prompt to compare it with another one, on the page Compare.",
             )
         for name, title in LINKS.items():
-            if pages.exists(name):
-                st.page_link(f"views/{name}.py", label=title)
+            st.page_link(f"views/{name}.py", label=title)
     return tint
 
 

@@ -3,7 +3,7 @@
 import pandas as pd
 import streamlit as st
 
-from ui import controls, frame, glossary, pages, state, states, text
+from ui import controls, frame, glossary, state, states, text
 from ui.services import system
 
 WHAT = """
@@ -68,9 +68,7 @@ def tour() -> None:
             with st.container():
                 st.markdown(f"**{number}. {title}**")
                 st.markdown(words)
-            if not pages.exists(page):
-                st.caption("This page is not here.")
-            elif st.button("Go there", key=f"help_go_{number}", icon=":material/arrow_forward:", type="tertiary"):
+            if st.button("Go there", key=f"help_go_{number}", icon=":material/arrow_forward:", type="tertiary"):
                 for name in ("pos", "layer", "head", "latent"):
                     state.choose(name, None)
                 if prompt is not None:

@@ -1,6 +1,5 @@
 """Lenses, heads, attribution and patching on the pages: what they show is what the library gives, and nothing else is read."""
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from page_words import fine, words
 from streamlit.testing.v1 import AppTest
 from tiny import tiny_model
 
@@ -33,17 +33,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home folder of the test's own."""
     monkeypatch.setenv("INTERP_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
-
-
-def words(page: AppTest) -> str:
-    parts = [*page.text, *page.markdown, *page.caption, *page.title, *page.header, *page.subheader, *page.code]
-    return "\n".join(str(part.value) for part in parts)
-
-
-def fine(page: AppTest) -> AppTest:
-    assert not page.exception
-    assert not re.search("cannot be|do not align|this should not happen", words(page)), words(page)
-    return page
 
 
 def tuned(model: HookedTransformer) -> interp.TunedLens:

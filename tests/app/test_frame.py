@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from page_words import words
 from streamlit.testing.v1 import AppTest
 from tiny import tiny_model
 
@@ -31,11 +32,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home folder of the test's own."""
     monkeypatch.setenv("INTERP_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
-
-
-def words(page: AppTest) -> str:
-    parts = [*page.text, *page.markdown, *page.caption, *page.title, *page.header, *page.subheader, *page.code]
-    return "\n".join(str(part.value) for part in parts)
 
 
 def press(page: AppTest, label: str) -> AppTest:

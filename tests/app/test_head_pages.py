@@ -1,11 +1,11 @@
 """One head and the attention of a layer: what the canvas gets is the model's attention, and clicks are not believed blindly."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from page_words import fine, words
 from streamlit.testing.v1 import AppTest
 from tiny import tiny_model
 
@@ -23,17 +23,6 @@ Open = Callable[..., AppTest]
 @pytest.fixture(scope="module")
 def model() -> HookedTransformer:
     return tiny_model(n_layers=3, n_heads=4, n_ctx=512)
-
-
-def words(page: AppTest) -> str:
-    parts = [*page.text, *page.markdown, *page.caption, *page.title, *page.header, *page.subheader, *page.code]
-    return "\n".join(str(part.value) for part in parts)
-
-
-def fine(page: AppTest) -> AppTest:
-    assert not page.exception
-    assert not re.search("cannot be|this should not happen", words(page)), words(page)
-    return page
 
 
 def test_the_view_holds_the_models_attention(open_page: Open, model: HookedTransformer) -> None:

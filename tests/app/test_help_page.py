@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from page_words import words
 from streamlit.testing.v1 import AppTest
 
 import interp
@@ -27,11 +28,6 @@ def constant(name: str) -> tuple[tuple[str, ...], ...]:
                 for row in node.value.elts
             )
     raise AssertionError(name)
-
-
-def words(page: AppTest) -> str:
-    parts = [*page.text, *page.markdown, *page.caption, *page.title, *page.header, *page.subheader, *page.code]
-    return "\n".join(str(part.value) for part in parts)
 
 
 def test_every_part_opens_without_a_model_or_a_run(open_page: Open) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from page_words import fine, words
 from streamlit.testing.v1 import AppTest
 from tiny import tiny_model
 
@@ -31,19 +32,6 @@ def model() -> HookedTransformer:
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INTERP_HOME", str(tmp_path / "home"))
-
-
-def words(page: AppTest) -> str:
-    parts = [*page.text, *page.markdown, *page.caption, *page.title, *page.header, *page.subheader, *page.code]
-    return "\n".join(str(part.value) for part in parts)
-
-
-def fine(page: AppTest) -> AppTest:
-    assert not page.exception
-    said = words(page)
-    assert "cannot be" not in said, said
-    assert "this should not happen" not in said, said
-    return page
 
 
 # ------------------------------------------------------------------------------------------------------------- lens

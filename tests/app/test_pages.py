@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from page_words import words
 from streamlit.testing.v1 import AppTest
 from tiny import tiny_model
 
@@ -40,12 +41,6 @@ Open = Callable[..., AppTest]
 @pytest.fixture(scope="module")
 def model() -> HookedTransformer:
     return tiny_model(n_layers=3, n_heads=4, n_ctx=512)
-
-
-def words(page: AppTest) -> str:
-    """All that the page says as text."""
-    parts = [*page.text, *page.markdown, *page.caption, *page.title, *page.header, *page.subheader, *page.code]
-    return "\n".join(str(part.value) for part in parts)
 
 
 def charts(page: AppTest) -> int:

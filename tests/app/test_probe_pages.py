@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from hostile import HOSTILE
+from page_words import words
 from streamlit.testing.v1 import AppTest
 from tiny import tiny_model
 
@@ -24,10 +25,6 @@ PART = {
 }  # fmt: skip
 """Parts of the page as they stand in the URL."""
 FIGURE = {"auroc": 0.8, "low": 0.7, "high": 0.9, "accuracy": 0.7, "brier": 0.2, "n": 24, "n_groups": 8}
-
-
-def words(page: AppTest) -> str:
-    return " ".join(str(part.value) for part in [*page.markdown, *page.text, *page.caption, *page.subheader])
 
 
 def charts(page: AppTest) -> int:

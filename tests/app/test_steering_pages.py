@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from hostile import HOSTILE
+from page_words import words
 from streamlit.testing.v1 import AppTest
 from tiny import tiny_model
 
@@ -19,10 +20,6 @@ Open = Callable[..., AppTest]
 PART = {"live": "Live", "dose": "Dose and damage", "map": "Layer and strength", "cosines": "Cosines"}
 """Parts of the page as they stand in the URL."""
 PROMPT = "abc abd cab"
-
-
-def words(page: AppTest) -> str:
-    return " ".join(str(part.value) for part in [*page.markdown, *page.text, *page.caption, *page.subheader])
 
 
 def charts(page: AppTest) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from page_words import words
 from streamlit.testing.v1 import AppTest
 from tiny import tiny_model
 
@@ -44,11 +45,6 @@ def space(model: HookedTransformer, tmp_path_factory: pytest.TempPathFactory) ->
     (folder / "bad").mkdir()
     (folder / "bad" / "store.json").write_text('{"kind": "activation store", "format": 2}')
     return folder
-
-
-def words(page: AppTest) -> str:
-    parts = [*page.text, *page.markdown, *page.caption, *page.title, *page.header, *page.subheader, *page.code]
-    return "\n".join(str(part.value) for part in parts)
 
 
 def test_an_empty_workspace_says_how_to_record(open_page: Open, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from hostile import HOSTILE
+from page_words import fine, words
 from streamlit.testing.v1 import AppTest
 from tiny import tiny_model
 
@@ -37,24 +38,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INTERP_HOME", str(tmp_path / "home"))
 
 
-def words(page: AppTest) -> str:
-    parts = [*page.text, *page.markdown, *page.caption, *page.title, *page.header, *page.subheader, *page.code]
-    return "\n".join(str(part.value) for part in parts)
-
-
-def fine(page: AppTest) -> str:
-    assert not page.exception
-    said = words(page)
-    assert "cannot be" not in said, said
-    assert "this should not happen" not in said, said
-    return said
-
-
-def fine_page(page: AppTest) -> AppTest:
-    fine(page)
-    return page
-
-
 SIGNS = {
     "run": "Next-token predictions",
     "prompt": "Python that makes this",
@@ -65,16 +48,16 @@ SIGNS = {
 
 @pytest.mark.parametrize("part", ["run", "prompt", "answers", "file"])
 def test_every_part_of_uncertainty_opens(open_page: Open, model: HookedTransformer, part: str) -> None:
-    page = fine_page(open_page("calibration", model=model, prompt=TEXT))
+    page = fine(open_page("calibration", model=model, prompt=TEXT))
     page.segmented_control(key="uncertainty_part").set_value(part).run()
-    said = fine(page)
+    said = words(fine(page))
     assert SIGNS[part] in said, said
 
 
 def test_a_report_is_shown_with_the_words_of_the_library(
     open_page: Open, model: HookedTransformer, space: Path
 ) -> None:
-    said = fine(open_page("behavior", run=None, model=model, workspace=space, prompt=TEXT))
+    said = words(fine(open_page("behavior", run=None, model=model, workspace=space, prompt=TEXT)))
     report = interp.load_behavior_report(space / "own.json")
     assert report.summary().split("\n")[0][:40] in said
     assert all(f"Table: {name.replace('_', ' ')}" in said for name in report.tables)
@@ -88,18 +71,18 @@ def test_a_damaged_report_says_what_to_do(open_page: Open, model: HookedTransfor
 
 
 def test_no_report_is_an_empty_state(open_page: Open, model: HookedTransformer, tmp_path: Path) -> None:
-    said = fine(open_page("behavior", run=None, model=model, workspace=tmp_path, prompt=TEXT))
+    said = words(fine(open_page("behavior", run=None, model=model, workspace=tmp_path, prompt=TEXT)))
     assert "There is no behaviour report" in said
 
 
 def test_the_prompt_is_traced_behind_a_button(open_page: Open, model: HookedTransformer, space: Path) -> None:
     page = open_page("behavior", run=None, model=model, workspace=space, prompt=TEXT)
     page.segmented_control(key="behavior_part").set_value("trace").run()
-    assert "Not traced yet" in fine(page)
+    assert "Not traced yet" in words(fine(page))
     page.text_input(key="behavior_answer").set_value("d")
     page.button(key="behavior_run").click().run()
     own = interp.hallucination_trace(model, TEXT, answer="d", max_new_tokens=8)
-    assert own.summary().split("\n")[0][:40] in fine(page)
+    assert own.summary().split("\n")[0][:40] in words(fine(page))
 
 
 @pytest.mark.parametrize(
@@ -202,9 +185,9 @@ def test_a_table_of_one_class_keeps_its_calibration(open_page: Open) -> None:
 def test_sampled_answers_are_the_librarys(open_page: Open, model: HookedTransformer) -> None:
     page = open_page("calibration", run=None, model=model, prompt=TEXT, query={"seed": "3"})
     page.segmented_control(key="uncertainty_part").set_value("answers").run()
-    assert "No answers yet" in fine(page)
+    assert "No answers yet" in words(fine(page))
     page.button(key="uncertainty_sample").click().run()
-    fine(page)
+    words(fine(page))
     samples = interp.sample_answers(model, TEXT, 8, max_new_tokens=8, temperature=1.0, seed=3)
     own = interp.semantic_entropies(samples)[0]
     values = {metric.label: metric.value for metric in page.metric}
@@ -217,7 +200,7 @@ def test_sampled_answers_are_the_librarys(open_page: Open, model: HookedTransfor
 def test_figures_of_the_prompt_are_the_librarys(open_page: Open, model: HookedTransformer) -> None:
     page = open_page("calibration", run=None, model=model, prompt=TEXT)
     page.segmented_control(key="uncertainty_part").set_value("prompt").run()
-    fine(page)
+    words(fine(page))
     frame = interp.token_uncertainty(model, TEXT).to_frame()
     mean = -frame["logprob"].dropna().astype(float).mean()
     assert f"{mean:.2f} nats" in [metric.value for metric in page.metric]
@@ -228,7 +211,7 @@ def test_a_long_prompt_is_drawn_in_a_window_and_sampling_it_is_refused(open_page
     model = tiny_model(n_layers=1, n_heads=2, n_ctx=1024)
     page = open_page("calibration", run=None, model=model, prompt="ab " * 300)
     page.segmented_control(key="uncertainty_part").set_value("prompt").run()
-    assert "are drawn, those around the chosen one" in fine(page)
+    assert "are drawn, those around the chosen one" in words(fine(page))
     assert len(page.dataframe[0].value) == 48
     page.segmented_control(key="uncertainty_part").set_value("answers").run()
     page.button(key="uncertainty_sample").click().run()
@@ -243,7 +226,7 @@ def test_a_report_of_another_model_is_marked(
     other["card"]["fingerprint"] = "0" * 32
     (tmp_path / "other.json").write_text(json.dumps(other), "utf-8")
     page = open_page("behavior", run=None, model=model, workspace=tmp_path, prompt=TEXT)
-    fine(page)
+    words(fine(page))
     assert "another model" in page.warning[0].value
 
 
@@ -257,7 +240,7 @@ def test_texts_of_a_report_are_never_markup(
         row["token"] = HOSTILE[number % len(HOSTILE)]
     (tmp_path / "x.json").write_text(json.dumps(hostile), "utf-8")
     page = open_page("behavior", run=None, model=model, workspace=tmp_path, prompt=TEXT)
-    fine(page)
+    words(fine(page))
     for part in (*page.markdown, *page.caption):
         assert "<img" not in str(part.value)
         assert ":red[" not in str(part.value)

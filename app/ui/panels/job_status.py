@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import streamlit as st
 
 from interp.report import printable
-from ui import pages, state, states, text
+from ui import state, states, text
 from ui.services import jobs
 
 WORDS = {
@@ -79,7 +79,7 @@ def _panel(name: str, log: bool) -> None:
                 elif found.state != "done":
                     st.button("Go on", key=f"again_{name}", on_click=_again, args=(name,), icon=":material/replay:")
                 page = jobs.PAGES.get(job.kind)
-                if found.state == "done" and page and pages.exists(page):
+                if found.state == "done" and page:
                     st.page_link(f"views/{page}.py", label="Show the result", icon=":material/arrow_forward:")
         if not found.is_over and found.total:
             st.progress(min(1.0, found.done / found.total), text=_pace(found))

@@ -4,7 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from interp import plot
-from ui import controls, figure, frame, pages, services, state, states, text
+from ui import controls, figure, frame, services, state, states, text
 from ui.services import scans, stream
 from ui.services.live import is_of_the_model
 
@@ -138,8 +138,7 @@ print(report.summary())
         )
         with st.container(horizontal=True):
             for name in dict.fromkeys(shown["page"]):
-                if pages.exists(name):
-                    st.page_link(f"views/{name}.py", label=f"More: {name}", icon=":material/arrow_forward:")
+                st.page_link(f"views/{name}.py", label=f"More: {name}", icon=":material/arrow_forward:")
         for note in facts["notes"]:
             text.say(note)
 

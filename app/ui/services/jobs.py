@@ -17,7 +17,7 @@ import interp
 from interp import jobs as background
 from interp import sites as site_names
 from ui import library
-from ui.services.live import checked, engine, model_name
+from ui.services.live import checked, engine, in_memory, model_name
 from ui.services.runs import KEPT
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}"
@@ -91,8 +91,8 @@ def again(name: str) -> str:
 
 
 def results() -> pd.DataFrame:
-    """What lies in the workspace: key, kind, model ("this", "another", "not said"), written, megabytes."""
-    own = engine().fingerprint if _is_loaded() else None
+    """What lies in the workspace: key, kind, model ("this", "not said", or the first digits of it), written."""
+    own = engine().fingerprint if in_memory() is not None else None
     rows = [
         {
             "key": entry.key,
@@ -103,12 +103,6 @@ def results() -> pd.DataFrame:
         for entry in library.entries()
     ]
     return pd.DataFrame(rows, columns=pd.Index(["key", "kind", "model", "written"]))
-
-
-def _is_loaded() -> bool:
-    from ui.services import live
-
-    return live.in_memory() is not None
 
 
 # ---------------------------------------------------------------------------------------------------- training curves
